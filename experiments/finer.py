@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hetjax.quota import costs as costs_lib
 from hetjax.quota import solver
 
 _ROUNDS = 40  # the last full ones, by which the workers' costs are told
@@ -32,7 +31,7 @@ class Finer(NamedTuple):
 
 def measured(
     done: np.ndarray, compute_secs: np.ndarray, host_secs: np.ndarray
-) -> costs_lib.WorkerCosts | None:
+) -> solver.WorkerCosts | None:
     """What a round costs each worker: medians over rounds. None where one never computed.
 
     Args:
@@ -47,10 +46,10 @@ def measured(
     secs = np.nanmedian(each, axis=0)
     if not (secs > 0).all():
         return None
-    return costs_lib.WorkerCosts(np.nanmedian(np.where(busy, host_secs, np.nan), axis=0), secs)
+    return solver.WorkerCosts(np.nanmedian(np.where(busy, host_secs, np.nan), axis=0), secs)
 
 
-def advice(costs: costs_lib.WorkerCosts, budget: int, *, most: int = 8) -> Finer | None:
+def advice(costs: solver.WorkerCosts, budget: int, *, most: int = 8) -> Finer | None:
     """What smaller microbatches would save; None where that is less than a tenth of the round.
 
     Args:
@@ -64,7 +63,7 @@ def advice(costs: costs_lib.WorkerCosts, budget: int, *, most: int = 8) -> Finer
     for divisor in _DIVISORS:
         if divisor > most:
             break
-        smaller = costs_lib.WorkerCosts(costs.overhead_secs, costs.secs_per_microbatch / divisor)
+        smaller = solver.WorkerCosts(costs.overhead_secs, costs.secs_per_microbatch / divisor)
         saved = 1.0 - solver.optimal_round_secs(smaller, divisor * budget) / now
         by_budget = 1.0 - solver.optimal_round_secs(costs, divisor * budget) / divisor / now
         if saved > (_LEAST if found is None else found.saved + _ENOUGH):

@@ -156,6 +156,32 @@ def _model_options(
     return options
 
 
+class _First:
+    """The first examples of a source that is not in memory."""
+
+    def __init__(self, source: Any, num_examples: int) -> None:
+        self._source, self._len = source, num_examples
+        self.dataset_info = getattr(source, "dataset_info", None)  # says which files may be damaged
+        if hasattr(source, "__getitems__"):  # many records at once take half the time
+            self.__getitems__ = source.__getitems__
+
+    def __len__(self) -> int:
+        return self._len
+
+    def __getitem__(self, index: int, /) -> Any:
+        if not 0 <= index < self._len:
+            raise IndexError(f"example {index} of a source of {self._len}")
+        return self._source[index]
+
+
+def first(source: sources.Source, num_examples: int) -> sources.Source:
+    """The first examples of a source, of which there are as many, as a source."""
+    if isinstance(source, sources.ArraySource):
+        arrays = jax.tree.map(lambda leaf: leaf[:num_examples], source.arrays)
+        return sources.ArraySource(arrays, notes=source.notes)
+    return _First(source, num_examples)
+
+
 def _training(config: config_lib.ExperimentConfig, dataset: datasets.Dataset) -> sources.Source:
     train, wanted = dataset.train, config.data.num_train
     if wanted > len(train):
@@ -164,7 +190,7 @@ def _training(config: config_lib.ExperimentConfig, dataset: datasets.Dataset) ->
             "examples. Lower it, or set it to 0 for all of them"
         )
     if wanted:
-        train = sources.first(train, wanted)
+        train = first(train, wanted)
     if config.data.augmentation != "none":
         if dataset.kind != "image":
             raise ValueError(

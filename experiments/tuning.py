@@ -21,6 +21,7 @@ from hetjax.data import sources
 from hetjax.local import calls
 from hetjax.losses import batch_loss, stateful
 from hetjax.losses import loss as losses_lib
+from hetjax.report import words
 from hetjax.rounds import run as run_lib
 
 _SMALLEST, _LARGEST = 8, 4096  # by default
@@ -58,7 +59,7 @@ class MicrobatchTuning:
         best = max(row.examples_per_sec for row in self.rows)
         lines = ["microbatch_size  examples/s  of the best  ms a microbatch     memory"]
         for row in self.rows:
-            used = "" if row.memory_bytes is None else memory.in_words(row.memory_bytes)
+            used = "" if row.memory_bytes is None else words.size(row.memory_bytes)
             lines.append(
                 f"{row.microbatch_size:>15}  {row.examples_per_sec:>10,.0f}  "
                 f"{row.examples_per_sec / best:>11.0%}  {1e3 * row.secs:>15.3g}  {used:>9}"
@@ -230,8 +231,8 @@ class _Timed:
         if needed <= free:
             return ""
         return (
-            f"microbatches of {self.size} need {memory.in_words(needed)} more, and "
-            f"{memory.in_words(free)} are free"
+            f"microbatches of {self.size} need {words.size(needed)} more, and "
+            f"{words.size(free)} are free"
         )
 
     def call(self) -> None:

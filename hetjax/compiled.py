@@ -11,9 +11,10 @@ import inspect
 import os
 import pathlib
 import platform
-import sys
 import threading
 from typing import Any
+
+from hetjax import messages
 
 OFF = "off"
 AUTO = "auto"
@@ -50,11 +51,7 @@ def keep(where: str = AUTO) -> None:
         if where == AUTO:
             _prune(directory)
     except OSError as error:
-        print(
-            f"hetjax: compiled programs are not kept in {str(directory)!r}: {error}; "
-            "compilation_cache='off' or a directory that can be written says otherwise",
-            file=sys.stderr,
-        )
+        messages.say(f"compiled programs are not kept in {str(directory)!r}: {error}")
         return
     from jax.experimental.compilation_cache import compilation_cache
 

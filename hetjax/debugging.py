@@ -17,11 +17,7 @@ import jax.numpy as jnp
 
 _settings = operator.attrgetter("jax_disable_jit", "jax_debug_nans", "jax_debug_infs")
 
-TOLD = (
-    "debug: rounds run eagerly, worker after worker, so that print, pdb and bool() see numbers in "
-    "the loss; nothing is traced or warmed up. This is slow, and two checks by the loss's program "
-    "are left out: loss_over='auto', and that a resumed run has the same loss"
-)
+TOLD = "debug: rounds run eagerly, worker after worker, and nothing is traced. This is slow"
 
 
 def is_on() -> bool:

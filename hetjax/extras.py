@@ -12,7 +12,5 @@ def require(*packages: str, extra: str = "experiments") -> None:
     missing = [name for name in packages if importlib.util.find_spec(name) is None]
     if missing:
         raise ModuleNotFoundError(
-            f"this needs {', '.join(missing)}, which hetjax alone does not bring: "
-            f"pip install 'hetjax[{extra}]' (in a checkout: pip install -e '.[{extra}]')",
-            name=missing[0],
+            f"this needs {', '.join(missing)}: pip install 'hetjax[{extra}]'", name=missing[0]
         )

@@ -77,14 +77,9 @@ def _read_cpus(text: str, num_workers: int) -> tuple[float, ...]:
     try:
         shares = tuple(float(part) for part in text.split(","))
     except ValueError:
-        raise ValueError(
-            f"--cpus={text}: must be numbers with commas between them, as in --cpus=1,0.5,0.25"
-        ) from None
+        raise ValueError(f"--cpus={text}: must be numbers, as in --cpus=1,0.5,0.25") from None
     if len(shares) != num_workers:
-        raise ValueError(
-            f"--cpus={text}: {len(shares)} shares for --workers={num_workers}; give one share for "
-            "each worker"
-        )
+        raise ValueError(f"--cpus={text}: {len(shares)} shares for --workers={num_workers}")
     try:
         cpu_shares.check_shares(shares, len(cpu_shares.available_cores()) or os.cpu_count() or 1)
     except ValueError as error:
@@ -95,36 +90,21 @@ def _read_cpus(text: str, num_workers: int) -> tuple[float, ...]:
 def _check(options: supervisor.Options) -> None:
     if options.num_workers < 1:
         raise ValueError(f"--workers={options.num_workers}: must be 1 or more")
-    if options.max_restarts < 0:
-        raise ValueError(f"--max_restarts={options.max_restarts}: must be 0 or more")
     for name in ("heartbeat_secs", "start_secs"):
         if not getattr(options, name) > 0:
             raise ValueError(f"--{name}={getattr(options, name):g}: must be above 0")
-    if not (options.grace_secs >= 0 and math.isfinite(options.grace_secs)):
-        raise ValueError(f"--grace_secs={options.grace_secs:g}: must be 0 or more seconds")
-    if not options.command:
-        raise ValueError(
-            "there is no command; put it behind --, as in "
-            "python -m hetjax.launch --workers=2 -- python -m experiments.train --config=…"
-        )
-    if shutil.which(options.command[0]) is None:
-        raise ValueError(
-            f"the command {options.command[0]!r} is not a program that can be run; give its path, "
-            "or python -m MODULE"
-        )
+    for name in ("max_restarts", "grace_secs"):
+        if not 0 <= getattr(options, name) < math.inf:
+            raise ValueError(f"--{name}={getattr(options, name):g}: must be 0 or more")
+    if not options.command or shutil.which(options.command[0]) is None:
+        raise ValueError(f"{' '.join(options.command)!r} is no command; put one behind --")
     if not 0 <= options.port < 1 << 16:
         raise ValueError(f"--port={options.port}: must be from 0 (a free one) to 65535")
     try:
         join.find_port(options.host, options.port)
     except OSError as error:
-        if options.port:
-            raise ValueError(
-                f"--port={options.port}: nobody can listen there on {options.host} "
-                f"({error.strerror}); choose another one, or leave --port out for a free one"
-            ) from None
         raise ValueError(
-            f"--host={options.host}: nobody can listen there ({error.strerror}); give an address "
-            "of this machine, 127.0.0.1 for local workers alone"
+            f"--host={options.host} --port={options.port}: nobody can listen there ({error})"
         ) from None
 
 

@@ -19,21 +19,6 @@ def free_bytes() -> int | None:
     return max(0, min(found)) if found else None
 
 
-def in_words(count: float) -> str:
-    """Bytes, as a message has them.
-
-    Example:
-        >>> in_words(39.6e9), in_words(2.2e6)
-        ('40 GB', '2.2 MB')
-    """
-    for unit, size in (("GB", 1e9), ("MB", 1e6)):
-        if count >= size:
-            return (
-                f"{count / size:.2g} {unit}" if count < 100 * size else f"{count / size:.0f} {unit}"
-            )
-    return f"{count / 1e3:.1f} kB"
-
-
 def _of_machine() -> Iterator[int]:
     with contextlib.suppress(OSError, ValueError, StopIteration):
         lines = (_PROC / "meminfo").read_text().splitlines()

@@ -73,8 +73,7 @@ def use_cpu_workers(num_workers: int) -> None:
         if len(jax.devices("cpu")) < num_workers:
             raise ValueError(
                 f"use_cpu_workers({num_workers}): JAX already runs with {len(jax.devices('cpu'))} "
-                f"CPU device(s); call it before the first computation (notebook: restart the "
-                "kernel), or take local='virtual'"
+                f"CPU device(s); call it first (notebook: restart), or take local='virtual'"
             ) from None
 
 

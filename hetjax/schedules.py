@@ -55,10 +55,7 @@ def scale_by_progress(learning_rate: optax.ScalarOrSchedule) -> optax.GradientTr
     ) -> tuple[types.PyTree, ScaleByProgressState]:
         del params, state, extra
         if progress is None:
-            raise ValueError(
-                "scale_by_progress: no progress was given. It works in hetjax.fit and "
-                "make_train_step; elsewhere pass progress= to the optimizer's update"
-            )
+            raise ValueError("scale_by_progress: pass progress= to the optimizer's update")
         rate = schedule(progress)
         with jax.numpy_dtype_promotion("standard"):  # the rate is float32, whatever the parameters
             scaled = jax.tree.map(lambda u: (-rate * u).astype(jnp.result_type(u)), updates)

@@ -9,6 +9,7 @@ each other. Assumes that policies know the times of a round when the next one be
 epoch ends: every round is of the whole budget.
 """
 
+import math
 import numbers
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -20,7 +21,7 @@ from hetjax import gates, parts, topology
 from hetjax import quota as quota_lib
 from hetjax.cluster import emulate
 from hetjax.config import kinds
-from hetjax.quota import asking
+from hetjax.quota import policies
 from hetjax.report import words
 from hetjax.topology import links
 
@@ -163,16 +164,27 @@ def simulate(
     policy, num_workers = kinds.resolve("quota", quota), cluster.num_workers
     _check_count("budget", budget)
     _check_count("num_rounds", num_rounds)
-    limits = _checked_caps(caps, num_workers, budget)
+    limits = np.full(num_workers, int(budget)) if caps is None else np.asarray(caps)
+    if limits.shape != (num_workers,) or limits.dtype.kind not in "iu":
+        raise ValueError(
+            f"caps are {limits.dtype}{list(limits.shape)}, must be {num_workers} integers, or None"
+        )
     closes = kinds.resolve("gate", gate)
     if wrong := list(closes.problems(parts.Facts(num_workers, int(budget)))):
         raise ValueError("\n".join(f"gate.{line}" for line in wrong))
     exchanging = kinds.resolve("reducer", reducer)
     network = _network(exchanging, cluster, param_bytes, link)
     emulate.check_name("wait_for", wait_for, WAIT_FOR)
-    if wait_for == "neighbours":
-        _check_neighbours(exchanging, closes)
-
+    if wait_for == "neighbours" and not exchanging.gossips:
+        raise ValueError(
+            f"wait_for: 'neighbours' does not go with {kinds.name_of('reducer', exchanging)!r}, "
+            "which needs every worker"
+        )
+    if wait_for == "neighbours" and closes.needs_news:
+        raise ValueError(
+            f"wait_for: 'neighbours' does not go with {kinds.name_of('gate', closes)!r}, which "
+            "needs news from every worker"
+        )
     state = policy.init(num_workers, int(budget))
     clocks = np.zeros(num_workers)
     lines = []
@@ -180,7 +192,7 @@ def simulate(
     for index in range(int(num_rounds)):
         present = emulate.presence(cluster, index)
         allowed = np.where(present, limits, 0)
-        quotas, state = asking.assigned(policy, state, int(budget), allowed)
+        quotas, state = policies.assigned(policy, state, int(budget), allowed)
         ends = microbatch_ends(cluster, index, quotas)
         closing = gates.close(closes, ends, quotas, drop=drop)
         done, compute_secs = closing.microbatches_done, closing.compute_secs
@@ -235,9 +247,8 @@ def microbatch_ends(cluster: emulate.EmulatedCluster, round: int, quotas: np.nda
     num_workers, most = cluster.num_workers, max(int(quotas.max()), 1)
     if num_workers * most > _MOST_TIMES:
         raise ValueError(
-            f"the largest quota of round {round} is {most}, which makes {num_workers} x {most} "
-            f"microbatch times; at most {_MOST_TIMES} are held at once. Give caps of "
-            f"{_MOST_TIMES // num_workers} or less, a smaller budget or fewer workers."
+            f"round {round} has a quota of {most}, so {num_workers} x {most} times; at most "
+            f"{_MOST_TIMES} are held. Give caps or a smaller budget"
         )
     if num_workers <= EXACT_WORKERS:
         return emulate.ends_of(cluster, round, quotas)
@@ -281,22 +292,9 @@ def _mean(secs: np.ndarray) -> float:
     return float(secs[0] + (secs - secs[0]).mean())
 
 
-# --- What a caller can get wrong ---
-
-
 def _check_count(field: str, value: int) -> None:
     if not isinstance(value, numbers.Integral) or value < 1:
-        raise ValueError(f"{field} is {value!r}; it must be a whole number, 1 or more.")
-
-
-def _checked_caps(caps: ArrayLike | None, num_workers: int, budget: int) -> np.ndarray:
-    limits = np.full(num_workers, int(budget)) if caps is None else np.asarray(caps)
-    if limits.shape != (num_workers,) or limits.dtype.kind not in "iu":
-        raise ValueError(
-            f"caps have shape {limits.shape} and type {limits.dtype}; give a whole number for "
-            f"each of the {num_workers} workers, or None for no cap."
-        )
-    return limits
+        raise ValueError(f"{field} is {value!r}, must be an integer of at least 1")
 
 
 def _network(
@@ -306,30 +304,13 @@ def _network(
     link: links.LinkModel,
 ) -> links.Network:
     name, num_workers = kinds.name_of("reducer", reducer), cluster.num_workers
-    links.check_bytes(param_bytes)
+    if not (math.isfinite(param_bytes) and param_bytes >= 0):
+        raise ValueError(f"param_bytes is {param_bytes}, must be finite and at least 0")
     if reducer.most_workers is not None and num_workers > reducer.most_workers:
         raise ValueError(
-            f"reducer {name!r} has a schedule for at most {reducer.most_workers} workers, not "
-            f"{num_workers}; take d_psgd, whose graphs have no limit, or fewer workers."
+            f"reducer: {name!r} is of at most {reducer.most_workers} workers, got "
+            f"{num_workers}; take d_psgd"
         )
     if reducer.network is None:
-        raise ValueError(
-            f"reducer {name!r} does not say what it costs on links; give it a network, such as "
-            "Reducer(…, network=lambda facts, param_bytes, link: "
-            "links.of_sum(facts.num_workers, param_bytes, link))."
-        )
-    return reducer.network(topology.Facts(num_workers, cluster.seed), param_bytes, link)
-
-
-def _check_neighbours(reducer: topology.Reducer, gate: gates.Gate) -> None:
-    if not reducer.gossips:
-        raise ValueError(
-            f"wait_for='neighbours' does not go with reducer={kinds.name_of('reducer', reducer)!r},"
-            " whose sums need every worker; take d_psgd or matcha, or "
-            "wait_for='all'."
-        )
-    if gate.needs_news:
-        raise ValueError(
-            f"wait_for='neighbours' does not go with gate={kinds.name_of('gate', gate)!r}, which "
-            "closes at news from every worker; take gate='deadline' or 'none', or wait_for='all'."
-        )
+        raise ValueError(f"reducer: {name!r} has no network, so its cost on links is not known")
+    return reducer.network(topology.RunFacts(num_workers, cluster.seed), param_bytes, link)

@@ -9,6 +9,8 @@ import jax
 import numpy as np
 
 PyTree = Any
+Exchanges = jax.Array | np.ndarray | tuple[()]
+"""Which exchanges of a reducer that gossips a round has, bool[M]; () of others."""
 _ASKED = ("params", "model_state", "opt_state", "ema_params", "ema_model_state")  # by a callback
 NO_AVERAGE = "this run keeps no average; give ema=, such as ema=0.999"
 

@@ -95,3 +95,11 @@ def mean_round_secs(levels, ratios, quotas):
                 secs.append(level * (quota + ratio))
         rounds.append(max(secs))
     return sum(rounds) / len(rounds)
+
+
+def laplacian(edges, num_workers):
+    """D − A of edges, each given once."""
+    adjacent = np.zeros((num_workers, num_workers))
+    for i, j in edges:
+        adjacent[i, j] = adjacent[j, i] = 1
+    return np.diag(adjacent.sum(axis=0)) - adjacent

@@ -1,9 +1,5 @@
 """The table of the tasks: every number of it is one of the files beside it."""
 
-import json
-
-import pytest
-
 from experiments.benchmarks import tasks
 
 
@@ -25,17 +21,3 @@ def test_what_is_missed_and_what_was_not_run_is_said():
     )
     assert "not run" in lines["m4_weekly"]
     assert lines.keys() == tasks.TARGETS.keys()
-
-
-def test_a_run_that_is_there_is_read_and_not_trained_again(tmp_path, monkeypatch):
-    monkeypatch.setattr(tasks.subprocess, "run", lambda *a, **k: pytest.fail("it was trained"))
-    result = tasks.read_results()["m4_weekly"]
-    config = {**result["config"], "cluster": {"num_workers": 4}, "data": {}}
-    summary = {**result["numbers"], "epochs": 5.0, "rounds": 9, "wall_secs": 2.0, "notes": ["a"]}
-    summary |= {"start": {"first_round": 1.0}, "jax_version": "0", "quotas": [1]}
-    for name, content in (("config", config), ("summary", summary)):
-        (tmp_path / f"{name}.json").write_text(json.dumps(content))
-    found = tasks.train("m4_weekly", "", tmp_path)
-    assert found["numbers"] == result["numbers"]
-    assert found["config"] == result["config"]
-    assert (found["wall_secs"], found["workers"], found["notes"]) == (2.0, 4, ["a"])

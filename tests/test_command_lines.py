@@ -4,11 +4,8 @@ import ast
 import json
 import pathlib
 
-import numpy as np
-import optax
 import pytest
 
-import hetjax
 from hetjax.report import __main__ as report_command
 from hetjax.zoo import config as config_lib
 from tests import programs
@@ -98,20 +95,6 @@ def test_the_home_directory_is_meant_on_the_command_line(home):
     report_command.main(["~/run"])
     assert (home / "run" / "report.html").exists()
     assert not (ROOT / "~").exists()
-
-
-def test_the_home_directory_is_meant_in_fit_and_restore(home):
-    x = np.random.default_rng(0).normal(size=(32, 3)).astype(np.float32)
-
-    def loss_fn(params, batch, rng):
-        return (batch["x"] @ params) ** 2
-
-    given = (loss_fn, np.ones(3, np.float32), optax.sgd(0.1), {"x": x})
-    options = {"epochs": 1, "budget": 2, "microbatch_size": 4, "workers": 1}
-    hetjax.fit(*given, workdir="~/run", progress=False, **options)
-    assert (home / "run" / "summary.json").exists()
-    with hetjax.Run(*given, **options) as again:
-        assert again.done(again.restore("~/run"))
 
 
 @pytest.mark.parametrize(

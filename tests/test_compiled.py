@@ -132,13 +132,6 @@ def test_no_more_programs_are_in_memory_than_may_be(monkeypatch):
     assert loaded.find("third", object(), jax.devices()[:1]) is None
 
 
-@pytest.mark.slow
-def test_nothing_is_kept_where_that_is_off(tmp_path):
-    first, second = run_twice(tmp_path, {"compilation_cache": "off"})
-    assert first[:2] == second[:2] == (0, 0)
-    assert not any(tmp_path.rglob("*"))
-
-
 def test_a_directory_that_cannot_be_made_is_told(tmp_path, capsys):
     (tmp_path / "file").write_text("")
     compiled.keep(str(tmp_path / "file"))

@@ -40,7 +40,7 @@ def a_session(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["callback", "loader", "no_hook"])
+@pytest.mark.parametrize("kind", ["callback", "no_hook"])
 def test_who_raises_is_named_with_its_traceback_and_all_go_on(kind, tmp_path, capfd):
     record = fault_raises.launched(tmp_path, kind, session=a_session(tmp_path))
     said = capfd.readouterr().err
@@ -49,7 +49,7 @@ def test_who_raises_is_named_with_its_traceback_and_all_go_on(kind, tmp_path, ca
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["callback", "before", "leave", "interrupt"])
+@pytest.mark.parametrize("kind", ["callback", "leave"])
 def test_without_a_launcher_the_others_say_who_raised_what_and_end(kind, tmp_path, capfd):
     record = fault_raises.by_hand(tmp_path, kind, session=a_session(tmp_path))
     assert record["secs"] is not None, capfd.readouterr().err
@@ -57,36 +57,11 @@ def test_without_a_launcher_the_others_say_who_raised_what_and_end(kind, tmp_pat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "victim"), [("callback", 1), ("stopped", 0), ("sync", 0)])
+@pytest.mark.parametrize(("kind", "victim"), [("callback", 1), ("stopped", 0)])
 def test_without_a_launcher_the_others_say_who_holds_them_up(kind, victim, tmp_path, capfd):
     record = fault_holds.hold_one(tmp_path, kind, 3, victim, session=a_session(tmp_path))
     assert record["named"] == 2, capfd.readouterr().err
     assert record["went_on"], capfd.readouterr().err
-
-
-def test_the_raise_drill_takes_each_engine_in_turn(tmp_path, monkeypatch):
-    told = {
-        "launcher": {"secs": 0.5, "restarted": 2.0, "traced": True, "went_on": True},
-        "by hand": {"secs": 1.5, "said": True, "codes": True},
-    }
-
-    def play(engine):
-        def one(directory, kind, *, session):
-            return {"drill": "raise", "engine": engine, "kind": kind, **told[engine]}
-
-        return one
-
-    monkeypatch.setattr(fault_raises, "launched", play("launcher"))
-    monkeypatch.setattr(fault_raises, "by_hand", play("by hand"))
-    for _ in range(2):
-        faults.run("raise", tmp_path, trials=10)
-    records = faults.read(tmp_path, "raise")
-    assert {(r["engine"], r["kind"]) for r in records} >= {
-        (engine, kind) for engine in told for kind in fault_raises.KINDS
-    }
-    text = faults.table(tmp_path)
-    assert "| a worker that raises: named and restarted | N of N, ≤ 2 s | 10 of 10, at mo" in text
-    assert "and end | N of N | 10 of 10 |" in text
 
 
 def test_the_table_adds_up_over_runs(tmp_path):
@@ -111,24 +86,6 @@ def test_the_table_adds_up_over_runs(tmp_path):
         "named by all others | N of N, ≤ 60 s | 1 of 2, by 3 of 4, at most inf s |",
     ):
         assert row in text
-
-
-def test_combinations_that_are_done_are_not_repeated(tmp_path, monkeypatch):
-    asked = []
-
-    def cut(directory, *combination):
-        asked.append(combination)
-        names = dict(zip(("local", "ordering", "reducer"), combination, strict=True))
-        return {"drill": "resume", **names, "cuts": 5, "bit_equal": True}
-
-    monkeypatch.setattr(faults, "cut_every_round", cut)
-    everything = faults.combinations()
-    faults.run("resume", tmp_path, trials=3)
-    faults.run("resume", tmp_path, trials=1000)
-    assert asked == everything
-    faults.run("resume", tmp_path, trials=1, again=True)
-    assert asked[-1] == everything[0]
-    assert f"{len(everything)} of {len(everything)}" in faults.table(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -29,22 +29,6 @@ def test_a_larger_budget_also_shares_the_overhead_of_a_round():
     assert found.saved_by_budget == pytest.approx(3 / 8)
 
 
-def test_eight_microbatches_at_their_shares_need_nothing():
-    assert finer.advice(costs(SPEEDS_4_2_1_1), 8) is None
-
-
-def test_what_saves_less_than_a_tenth_is_not_said():
-    """2 2 2 2 takes 2.4 and 2.04; divided at will eight take 2.09 and 2.01."""
-    assert finer.advice(costs((1.0, 1.0, 1.0, 1.2)), 8) is not None
-    assert finer.advice(costs((1.0, 1.0, 1.0, 1.02)), 8) is None
-
-
-def test_a_size_is_halved_as_often_as_it_is_even():
-    assert finer.advice(costs((2.0, 3.0)), 2, most=1) is None
-    assert finer.advice(costs((2.0, 3.0)), 2, most=2) is None  # 2 2 halves take 3.0, as before
-    assert finer.advice(costs((2.0, 3.0)), 2, most=4).divisor == 4  # 5 3 quarters take 2.5
-
-
 def test_costs_are_medians_of_the_rounds_in_which_a_worker_computed():
     done = np.array([[2, 1], [2, 0], [4, 1]])
     secs = np.array([[2.0, 3.0], [8.0, 0.0], [4.0, 5.0]])

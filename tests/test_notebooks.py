@@ -34,12 +34,6 @@ def test_a_notebook_is_made_from_its_python_file(name):
     assert kept == notebooks.python_text(name), f"its first two cells are made by {again}"
 
 
-def test_no_notebook_is_without_its_python_file():
-    assert {path.stem for path in notebooks.NOTEBOOKS.glob("*.ipynb")} == set(NAMES)
-    listed = re.findall(r"^\| \[(\w+)\]\(\1\.ipynb\)", README.read_text(), re.MULTILINE)
-    assert sorted(listed) == NAMES
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_a_notebook_begins_with_its_badge_and_the_cell_of_all(name):
     project = tomllib.loads((notebooks.ROOT / "pyproject.toml").read_text())["project"]

@@ -2,9 +2,6 @@
 
 import json
 import pathlib
-import shutil
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -90,31 +87,6 @@ def pairs_of_one() -> hetjax.ordering.Ordering:
     return hetjax.ordering.pair_balance(block_pairs=1)
 
 
-def test_a_cluster_is_an_object_or_its_fields():
-    cluster = emulate.EmulatedCluster(
-        (1.0, 2.0),
-        0.5,
-        delay="gamma",
-        delay_cv=0.3,
-        changes=(emulate.Change(3, 1, present=False),),
-        seed=9,
-    )
-    one = fit(cluster=cluster, quota="equal")
-    fields = {
-        "num_workers": 2,
-        "secs_per_microbatch": (1.0, 2.0),
-        "overhead_secs": 0.5,
-        "delay": "gamma",
-        "delay_cv": 0.3,
-        "changes": [{"round": 3, "worker": 1, "present": False}],
-        "seed": 9,
-    }
-    other = fit(cluster=fields, quota="equal")
-    assert [line["compute_secs"] for line in one.history] == [
-        line["compute_secs"] for line in other.history
-    ]
-
-
 # --- What is written down, and a run that goes on ---
 
 
@@ -153,73 +125,7 @@ def test_a_closure_is_named_and_must_be_given_again(tmp_path):
     assert result.summary["examples_processed"] == 122
 
 
-def test_a_recorded_configuration_of_before_still_loads_and_is_the_same_run(tmp_path):
-    fields = {"workdir": tmp_path, "epochs": 1, "cluster": {"num_workers": 4}}
-    fit(**fields)
-    written = json.loads((tmp_path / "config.json").read_text())
-    new = {"quota": ["min_gain", "gain", "arguments"], "cluster": ["seed"], "gate": ["arguments"]}
-    for group, names in new.items():
-        for name in names:
-            del written[group][name]
-    (tmp_path / "config.json").write_text(json.dumps(written))
-    config.from_json(tmp_path / "config.json")
-    fit(**fields)
-    with pytest.raises(ValueError, match=r"belongs to another configuration.*seed"):
-        fit(**fields, seed=4)
-
-
 # --- What bad input gets ---
-
-
-class NoPolicy:
-    init = assign = None
-
-
-MISTAKES = [
-    (
-        {"quota": NoPolicy()},
-        r"has no observe\. Quota policy: a .*assign\(state.*adaptive",
-    ),
-    ({"quota": quota.equal()._replace(observe=None)}, r"whose observe is None and no function"),
-    (
-        {"ordering": order.rotated()._replace(place=lambda state: state)},
-        r"whose place\(state\) does not take 3 arguments\. Ordering: a hetjax\.ordering\.Ord",
-    ),
-    ({"gate": gates.quorum}, r"which is a factory: call it"),
-    ({"reducer": 3}, r"reducer: got 3, .*hetjax\.topology\.Reducer of make.*Such as reducer="),
-    ({"reducer": quota.equal()}, r"which has no make"),
-    ({"gate": {"quorum": 3}}, r"gate\.quorum: .*'none' has no such option; it is one of 'quorum'"),
-    (
-        {"quota": {"policy": "adaptive", "band": 0.1}},
-        r"quota\.band: .*one of 'dead_band'\. Did you",
-    ),
-    (
-        {"quota": {"policy": "adaptive", "mingain": 0.1}},
-        r"quota\.mingain: there is no such field\. Did you mean 'quota\.min_gain'",
-    ),
-    (
-        {"reducer": {"name": "d_psgd", "graph": "ring", "weights": "uniform"}},
-        r"^reducer\.weights: there is no such field\. There are: reducer\.name, reducer\.graph",
-    ),
-    ({"quota": {"policy": "adaptive", "alarm": -1}}, r"quota\.alarm: got -1, must be a finite"),
-    ({"quota": {"policy": quota.equal(), "band": 0.1}}, r"quota: band: .*is made already"),
-    ({"quota": "adaptve"}, r"quota\.policy: got 'adaptve', .*Did you mean 'adaptive'"),
-    ({"quota": "no.such:policy"}, r"quota\.policy: 'no\.such:policy' cannot be imported"),
-    ({"quota": "os:system"}, r"'os:system' is no factory of parts"),
-    ({"quota": {"policy": "equal", "arguments": {"a": 1}}}, r"quota\.arguments: .*fields of its"),
-    (
-        {"gate": "first", "quota": quota.static((1, 1, 1, 0)), "budget": 3},
-        r"gate\.trigger: got 'first', but worker 3 has a quota of 0",
-    ),
-    ({"ordering": "d_grab", "reducer": topology.d_psgd()}, r"'d_grab' does not work with.*ring"),
-    ({"cluster": 3}, r"cluster: got 3, but it is a group of fields"),
-]
-
-
-@pytest.mark.parametrize(("fields", "message"), MISTAKES)
-def test_what_is_no_part_is_refused_with_the_contract(fields, message):
-    with pytest.raises(ValueError, match=message):
-        problems.fit(DATA, WEIGHTS, **{"epochs": 1, **fields})
 
 
 def test_arguments_of_a_factory_are_checked():
@@ -231,63 +137,3 @@ def test_arguments_of_a_factory_are_checked():
     ):
         with pytest.raises(ValueError, match=message):
             call()
-
-
-# --- Two files for a new part with command-line options ---
-
-NEW_PART = '''
-from typing import Annotated
-from hetjax import parts
-from hetjax.quota import policies
-
-@parts.factory
-def patient(
-    *, wait_rounds: Annotated[int, parts.integer(at_least=1, unit="rounds", says="it waits")] = 8
-) -> policies.QuotaPolicy:
-    """Equal quotas, for a test."""
-    return policies.equal()._replace(proportions=None)
-'''
-
-
-def test_a_new_part_with_options_needs_its_file_and_a_line_in_the_registry(tmp_path):
-    for package in ("hetjax", "experiments"):
-        ignored = shutil.ignore_patterns("*.npz", "*.png", "runs", "__pycache__")
-        shutil.copytree(ROOT / package, tmp_path / package, ignore=ignored)
-    (tmp_path / "hetjax" / "quota" / "patient.py").write_text(NEW_PART)
-    registry = tmp_path / "hetjax" / "quota" / "__init__.py"
-    line = '    "adaptive": adaptive,\n'
-    text = registry.read_text()
-    assert line in text
-    text = text.replace(line, f'{line}    "patient": patient.patient,\n')
-    text = text.replace(
-        "from hetjax.quota.shares", "from hetjax.quota import patient\nfrom hetjax.quota.shares"
-    )
-    registry.write_text(text)
-    program = (
-        "from absl import app\nfrom experiments import config_flag\nconfig_flag.define()\n"
-        "app.run(lambda argv: print(config_flag.get().quota), flags_parser=config_flag.parse_flags)"
-    )
-    (tmp_path / "program.py").write_text(program)
-
-    def run(*arguments):
-        return subprocess.run(
-            [sys.executable, *arguments],
-            capture_output=True,
-            text=True,
-            cwd=tmp_path,
-            env={"PYTHONPATH": str(tmp_path), "PATH": "/usr/bin:/bin"},
-        )
-
-    file = f"--config={ROOT / 'configs' / 'digits.py'}"
-    chosen = [file, "--config.quota.policy=patient"]
-    ran = run("program.py", *chosen, "--config.quota.wait_rounds=3")
-    assert "policy='patient'" in ran.stdout, ran.stderr
-    assert "wait_rounds=3" in ran.stdout
-    wrong = run("program.py", *chosen, "--config.quota.wait_rounds=0")
-    assert "quota.wait_rounds: got 0, must be an integer of at least 1" in wrong.stderr
-    other = run("program.py", file, "--config.quota.wait_rounds=3")
-    assert "quota.policy='adaptive' has no such option; it is one of 'patient'" in other.stderr
-    shown = run("program.py", "--help").stdout
-    assert "--config.quota.wait_rounds=8\n      of patient: rounds it waits" in shown
-    table = run("-m", "hetjax.config.kinds").stdout
-    assert "| `quota.wait_rounds` | patient | `8` |" in table

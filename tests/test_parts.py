@@ -10,7 +10,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import hetjax
-from hetjax import gates, parts, topology
+from hetjax import parts, topology
 from hetjax.config import kinds
 from hetjax.zoo import config
 from tests.own_parts import OWN
@@ -95,7 +95,7 @@ def test_an_order_is_a_permutation_in_every_pass(made, num_examples):
 
 @pytest.mark.parametrize("made", of("reducer"), ids=lambda p: kinds.name_of("reducer", p))
 def test_a_reducer_keeps_what_it_says(made):
-    reduction = made.for_run(topology.Facts(4, seed=2))
+    reduction = made.for_run(topology.RunFacts(4, seed=2))
     assert (reduction.mixing is not None) == made.gossips
     assert (reduction.keeps_replicas_equal, reduction.num_workers) == (
         made.keeps_replicas_equal,
@@ -116,38 +116,4 @@ def test_a_reducer_keeps_what_it_says(made):
     assert equal == (not made.gossips)
     if made.is_plain_sum:
         np.testing.assert_allclose(array["a"][0], sums["a"].sum(axis=0), rtol=1e-6)
-    assert made.network(topology.Facts(4), 100, topology.links.LinkModel())(0).copies_sent.shape
-
-
-@pytest.mark.parametrize(
-    "made",
-    [*of("gate"), gates.quorum(5), gates.deadline(2.5)],
-    ids=lambda p: kinds.name_of("gate", p),
-)
-def test_the_two_forms_of_a_gate_agree(made):
-    """On distinct times, what the live gate leaves is what `closes_at` says."""
-    if list(made.problems(parts.Facts(4, 16))):
-        with pytest.raises(ValueError, match="gate"):
-            config.validate({"gate": kinds.described("gate", made), "budget": 16})
-        return
-    rng = np.random.default_rng(1)
-    for _ in range(50):
-        quotas = rng.integers(1, 5, 4)
-        ends = np.cumsum(rng.exponential(size=(4, 4)), axis=1)
-        ends[np.arange(4) >= quotas[:, None]] = np.inf
-        now = 0.0
-        live = gates.begin(made, clock=lambda: now)  # noqa: B023
-        live.begin(quotas)
-        live.is_open()
-        done, running = np.zeros(4, int), set(range(4))
-        while running:
-            worker = min(running, key=lambda w: ends[w, done[w]])
-            now = float(ends[worker, done[worker]])
-            done[worker] += 1
-            live.finished(worker, int(done[worker]))
-            if done[worker] == quotas[worker] or not live.is_open():
-                running.remove(worker)
-        closing = gates.close(made, ends, quotas)
-        np.testing.assert_array_equal(closing.microbatches_done, done)
-        if not made.closes:
-            np.testing.assert_array_equal(done, quotas)
+    assert made.network(topology.RunFacts(4), 100, topology.links.LinkModel())(0).copies_sent.shape

@@ -6,14 +6,12 @@ import math
 import pathlib
 import re
 
-import jax
 import numpy as np
 import pytest
-from flax import nnx
 
-from experiments import problems, tasks, train
+from experiments import tasks, train
 from hetjax.zoo import config as config_lib
-from hetjax.zoo import datasets, models
+from hetjax.zoo import datasets
 from tests.zoo import array_sets
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -78,29 +76,7 @@ def test_a_task_trains_by_its_configuration_and_its_report_has_its_metric(
         assert html.escape(said) in page
     assert "The optimiser is" in summary["notes"][-1]
     if metric.endswith(("perplexity", "matthews", "smape")):
-        assert "Evaluated metrics" in page
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "num_workers"),
-    [
-        ("sst2_hashed", 16),
-        ("m4_weekly", 32),
-        ("cifar10_lenet_papers", 64),
-    ],
-)
-def test_a_task_trains_with_other_numbers_of_workers(name, num_workers, tmp_path, monkeypatch):
-    many = {"budget": num_workers, "local": "virtual", "cluster": {"num_workers": num_workers}}
-    if name in TASKS:
-        config = small(name, tmp_path, monkeypatch, **many)
-    else:
-        open_images(monkeypatch, name, (16, 16, 3))
-        config = configured(name, microbatch_size=2, epochs=1, **many)
-    result = train.train_and_evaluate(config, tmp_path / "run", progress=False)
-    assert len(result.summary["quotas"]) == num_workers
-    assert result.summary["examples_missing"] == result.summary["examples_duplicated"] == 0
-    assert math.isfinite(result.summary["train_loss"])
+        assert "<h2>Metrics" in page
 
 
 def open_images(monkeypatch, name, shape):
@@ -132,38 +108,6 @@ def test_a_task_of_images_learns_what_is_on_them(name, model, shape, tmp_path, m
     assert result.summary["test_accuracy"] >= 0.9  # one class alone would have a half
     page = (tmp_path / "report.html").read_text()
     assert "test accuracy" in page.lower()
-
-
-def test_the_fields_of_the_model_reach_it(tmp_path, monkeypatch):
-    for name, fields, count in (
-        ("wikitext2_lstm", {"hidden": (4,)}, 8 * 5 + 2 * 4 * 16 + 16),
-        ("wikitext2_transformer", {"width": 4, "blocks": 1}, 8 * 4 + 5 * 4 + 244 + 8),
-        ("m4_weekly", {"hidden": (5,)}, 9 * 5 + 6 * 3),
-    ):
-        task = tasks.make(small(name, tmp_path, monkeypatch, model=fields))
-        sizes = [np.size(leaf) for leaf in _leaves(task.params)]
-        assert sum(sizes) == count, name
-
-
-def test_a_field_that_the_model_does_not_have_is_told(tmp_path, monkeypatch, caplog):
-    for fields, told in (
-        ({"hidden": (4,), "width": 7}, ["model.width=7 has no effect: model.name='lstm'"]),
-        ({"hidden": (4,)}, []),
-    ):
-        caplog.clear()
-        with caplog.at_level("WARNING", "absl"):
-            tasks.make(small("wikitext2_lstm", tmp_path, monkeypatch, model=fields))
-        assert [line for line in caplog.messages if "no effect" in line] == [
-            f"{each} has no such option." for each in told
-        ]
-
-
-def _leaves(tree):
-    return (
-        [leaf for value in tree.values() for leaf in _leaves(value)]
-        if isinstance(tree, dict)
-        else [tree]
-    )
 
 
 def test_perplexity_is_that_of_all_words_together(tmp_path, monkeypatch):
@@ -211,67 +155,16 @@ def test_matthews_correlation(counts, expected):
     assert tasks.matthews(*shares) == pytest.approx(expected)
 
 
-def test_matthews_of_a_set_counts_its_four_outcomes(tmp_path, monkeypatch):
-    task = tasks.make(small("cola_hashed", tmp_path, monkeypatch))
-    params = {
-        k: np.random.default_rng(0).normal(size=np.shape(v)).astype(np.float32)
-        for k, v in task.params.items()
-    }
-    found = tasks.hetjax.evaluate(params, task.evals["val"], task.metrics_fn)
-    arrays = task.evals["val"].arrays
-    said = np.asarray(tasks.hetjax.nnx_model(task.model, params)(arrays["words"])).argmax(-1)
-    both = np.corrcoef(said, arrays["label"])[0, 1]
-    assert found["matthews"] == pytest.approx(both, rel=1e-6)
-
-
 @pytest.mark.parametrize(
     ("name", "groups", "message"),
     [
-        (
-            "wikitext2_lstm",
-            {"best_by": "accuracy"},
-            "best_by: got 'accuracy', a metric that model.name='lstm' on data.name='wikitext2' "
-            "cannot give; it gives loss, perplexity",
-        ),
-        (
-            "m4_weekly",
-            {"best_by": "test_smapes"},
-            "it gives loss, smape, naive_smape.*'test_smape'",
-        ),
-        ("sst2_hashed", {"best_by": "test_accuracy"}, "it gives loss, accuracy, matthews"),
-        ("sst2_hashed", {"best_by": "val_ema_loss"}, "That of an average needs ema"),
-        (
-            "sst2_hashed",
-            {"model": {"name": "lstm"}},
-            "model.name: got 'lstm', which takes 'tokens'; the examples of data.name='sst2' have "
-            "'words'. Set it to one of bag_of_words",
-        ),
-        ("sst2_svd", {"model": {"name": "lenet"}}, "takes 'image'; .* one of logistic, mlp"),
+        ("wikitext2_lstm", {"best_by": "accuracy"}, "best_by: got 'accuracy'"),
+        ("sst2_hashed", {"model": {"name": "lstm"}}, "model.name: got 'lstm'"),
     ],
 )
 def test_what_a_model_cannot_take_or_give_is_told(name, groups, message, tmp_path, monkeypatch):
     with pytest.raises(ValueError, match=message):
         tasks.make(small(name, tmp_path, monkeypatch, **groups))
-
-
-def test_a_model_that_takes_words_refuses_images(tmp_path):
-    config = config_lib.validate(
-        {"model": {"name": "bag_of_words"}, "data": {"dir": str(tmp_path)}}
-    )
-    with pytest.raises(ValueError, match=r"takes 'words'; the examples of data.name='digits' have"):
-        tasks.make(config)
-
-
-def test_the_program_of_the_loss_on_images_is_the_one_that_it_was(tmp_path):
-    task = tasks.make(config_lib.validate({"data": {"dir": str(tmp_path)}}))
-    batch = {k: v[:4] for k, v in datasets.sources.load_all(task.train).arrays.items()}
-    model = models.make("small_cnn", (8, 8, 1), 10, rngs=nnx.Rngs(0), input_max=16.0)
-    loss_fn, params = tasks.hetjax.nnx_loss(model, problems.cross_entropy)
-    key = jax.random.key(0)
-    mine, theirs = (jax.jit(f).lower(params, batch, key).as_text() for f in (task.loss_fn, loss_fn))
-    assert mine == theirs
-    for own, other in zip(_leaves(task.params), _leaves(params), strict=True):
-        np.testing.assert_array_equal(own, other)
 
 
 def test_every_task_of_the_table_has_a_configuration_and_a_test():

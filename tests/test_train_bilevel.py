@@ -7,12 +7,11 @@ import sys
 import time
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from experiments import config_flag
-from experiments.bilevel import baselines, cleaning, estimators, models, settings
+from experiments.bilevel import baselines, cleaning, estimators, settings
 from experiments.bilevel import data as data_lib
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -66,19 +65,11 @@ def test_half_of_the_labels_are_drawn_anew_and_some_of_them_are_right(digits):
     assert len(np.unique(np.concatenate(rows), axis=0)) > 1790  # hardly an image twice
 
 
-def test_fewer_validation_images_leave_the_other_images_where_they_are(digits):
-    fewer = data_lib.make(settings.Data(num_validation=100, num_test=797), seed=1)
-    np.testing.assert_array_equal(fewer.train.images, digits.train.images)
-    np.testing.assert_array_equal(fewer.test.images, digits.test.images)
-    np.testing.assert_array_equal(fewer.validation.images, digits.validation.images[:100])
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["value_gap", "implicit_cg", "unrolled"])
-def test_images_in_blocks_are_cleaned_alike(name):
+def test_images_in_blocks_are_cleaned_alike():
     """In float32; every example finds its own number of x."""
-    whole = configured(estimator__name=name, **SMALL)
-    cut = configured(estimator__name=name, data__block_size=20, **SMALL)
+    whole = configured(estimator__name="implicit_cg", **SMALL)
+    cut = configured(estimator__name="implicit_cg", data__block_size=20, **SMALL)
     data = data_lib.make(whole.data, seed=1)
     first, second = cleaning.clean(whole, data), cleaning.clean(cut, data)
     np.testing.assert_allclose(first.weights, second.weights, atol=1e-4)
@@ -87,28 +78,10 @@ def test_images_in_blocks_are_cleaned_alike(name):
         assert ours["validation_loss"] == pytest.approx(theirs["validation_loss"], abs=1e-4)
 
 
-def test_blocks_that_do_not_divide_both_parts_are_refused():
-    with pytest.raises(ValueError, match=r"block_size: got 30, must divide .*=40, such as 20"):
-        configured(data__block_size=30, **SMALL)
-
-
 def test_f1_is_that_of_a_case_done_by_hand():
     kept, good = np.array([1, 1, 1, 0], bool), np.array([1, 1, 0, 1], bool)
     assert cleaning.f1(kept, good) == pytest.approx(2 / 3)  # precision and recall 2/3
     assert cleaning.f1(np.zeros(4, bool), good) == 0
-
-
-@pytest.mark.slow
-def test_a_model_is_trained_to_its_minimum(digits):
-    batch, ones = digits.validation, np.ones(400, np.float32)
-    zero = models.init(settings.Model(), 64, 10, seed=0)
-    found = models.train(zero, batch, ones, 1e-3, num_steps=80)
-
-    def value(params):
-        return jnp.mean(models.losses(params, batch)) + 1e-3 / 2 * models.squares(params)
-
-    slope = jax.tree.leaves(jax.grad(value)(found))
-    assert max(float(abs(leaf).max()) for leaf in slope) < 2e-4
 
 
 @pytest.mark.slow
@@ -220,13 +193,6 @@ def test_a_run_that_was_killed_goes_on_where_it_was(tmp_path):
     assert steps[0] == steps[1] == list(range(2, 26, 2))
     levels = found[1]["levels"]["lower"]
     assert levels["examples_missing"] == levels["examples_duplicated"] == 0
-    # What is done is not done again where only what comes after it is missing.
-    (tmp_path / "cut" / "summary.json").unlink()
-    written = lines.stat().st_mtime_ns
-    assert start(tmp_path / "cut").wait() == 0
-    assert lines.stat().st_mtime_ns == written
-    last = json.loads((tmp_path / "cut" / "summary.json").read_text())
-    assert last["weights"] == found[1]["weights"]
 
 
 @pytest.mark.slow
@@ -239,45 +205,21 @@ def test_the_workdir_of_another_run_is_refused_before_anything_is_computed(tmp_p
         )
         return done.returncode, done.stderr
 
-    code, said = run("--config.estimator.name=implicit_cg", "--config.reducer.name=d_psgd")
-    assert (code, "this estimator cannot gossip" in said) == (2, True), said
-    assert run()[0] == 0  # nothing was begun by the one before
-    kept = (tmp_path / "summary.json").read_bytes()
+    assert run()[0] == 0
+    config, kept = tmp_path / "config.json", (tmp_path / "summary.json").read_bytes()
     code, said = run("--config.seed=1")
     assert (code, "another configuration (seed: 0 there, 1 here)" in said) == (2, True), said
-    config = tmp_path / "config.json"
-    before = config.read_text()
-    config.write_text(json.dumps({"quota": {"policy": "adaptive"}}))
-    for resume in ("force", "false"):
-        code, said = run(f"--resume={resume}")
-        assert (code, "belongs to another configuration" in said) == (2, True), said
-    config.write_text(before)
     gossip = ("--config.estimator.name=implicit_cg", "--config.reducer.name=d_psgd")
     code, said = run("--resume=overwrite", *gossip)
     assert (code, "this estimator cannot gossip" in said) == (2, True), said
-    assert (config.read_text(), (tmp_path / "summary.json").read_bytes()) == (before, kept)
+    assert (tmp_path / "summary.json").read_bytes() == kept
     assert run("--resume=overwrite", "--config.seed=1")[0] == 0
     assert json.loads(config.read_text())["seed"] == 1
-    (tmp_path / "summary.json").unlink()
-    lines = tmp_path / "run" / "metrics.jsonl"
-    written = lines.stat().st_mtime_ns
-    assert run("--resume=false", "--config.seed=1")[0] == 0
-    assert lines.stat().st_mtime_ns > written  # what is done is done anew, as it is said
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"data": {"num_trian": 3}}, "data.num_trian: there is no such field. Did you mean"),
-        ({"estimator": {"name": "value_gab"}}, "estimator.name: got 'value_gab', must be one of"),
-        ({"lower": {"learning_rate": 0}}, "lower.learning_rate: got 0, must be"),
-        ({"estimator": {"name": "unrolled_truncated", "back": 11}}, "estimator.back: got 11"),
-        ({"eval_every": 7}, "eval_every: got 7, must divide upper.steps=100"),
-    ],
-)
-def test_a_wrong_field_is_named(given, message):
-    with pytest.raises(ValueError, match="^" + message):
-        settings.validate(given)
+def test_a_wrong_field_is_named():
+    with pytest.raises(ValueError, match=r"^eval_every: got 7, must divide"):
+        settings.validate({"eval_every": 7})
 
 
 @pytest.mark.parametrize(
@@ -298,17 +240,6 @@ def test_a_wrong_field_of_the_rounds_is_named(given, message):
     )
 
 
-def test_too_many_images_are_refused():
-    with pytest.raises(ValueError, match=r"data.num_train: 1700 .* has 1797 in all"):
-        data_lib.make(settings.Data(num_train=1700), seed=0)
-
-
-def test_a_loss_that_is_not_finite_is_told_with_the_rates():
-    config = configured(**SMALL | {"lower__learning_rate": 1e30})
-    with pytest.raises(ValueError, match=r"not finite after 2 hypergradients .* Lower lower\."):
-        cleaning.clean(config, data_lib.make(config.data, 0))
-
-
 def test_overrides_on_the_command_line_are_of_its_own_fields(capsys):
     from absl import flags
 
@@ -320,16 +251,6 @@ def test_overrides_on_the_command_line_are_of_its_own_fields(capsys):
 
     found = run(f"--config={FILE}", "--config.estimator.name=implicit_cg", "--config.seed=3")
     assert (found.estimator.name, found.seed) == ("implicit_cg", 3)
-    for wrong, message in (
-        ("--config.estimator.nme=x", "estimator.nme: there is no such field"),
-        ("--products=3", "write --config.estimator.products=3"),
-        ("--config.epochs=3", "epochs: there is no such field"),
-    ):
-        with pytest.raises(SystemExit):
-            run(f"--config={FILE}", wrong)
-        assert message in capsys.readouterr().err
     with pytest.raises(SystemExit):
-        run()
-    assert "Give a file first, such as --config=configs/digits_cleaning.py" in (
-        capsys.readouterr().err
-    )
+        run(f"--config={FILE}", "--config.estimator.nme=x")
+    assert "estimator.nme: there is no such field" in capsys.readouterr().err

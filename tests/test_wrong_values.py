@@ -57,16 +57,6 @@ class Backwards(emulate.EmulatedCluster):
         return super().microbatch_ends(round, worker, count)[::-1]
 
 
-class Text:
-    def __len__(self):
-        return 37
-
-    def __getitem__(self, index):
-        return {name: rows[index] for name, rows in DATA.items()} | (
-            {"y": "one"} if index == 5 else {}
-        )
-
-
 POLICY, ORDER, GATE = policy.one_at_a_time(), order.rotated(), gate.after(4)
 ABSENT = emulate.EmulatedCluster(SPEEDS, changes=(emulate.Change(1, 0, present=False),))
 WRONG = {
@@ -76,7 +66,7 @@ WRONG = {
             "cluster": ABSENT,
             "local": "stepped",
         },
-        r"caps=\[0, 8, 8, 8\].*whole numbers, one for each worker",
+        r"caps=\[0, 8, 8, 8\]\) returned",
     ),
     "a policy's state that grows": (
         {
@@ -88,22 +78,15 @@ WRONG = {
     ),
     "an order that repeats": (
         {"ordering": changed(ORDER, "init", lambda s: s._replace(order=np.zeros_like(s.order)))},
-        "init.*it has 0 37 times.*each of the numbers 0 to 36 once",
-    ),
-    "an order's state that grows": (
-        {
-            "ordering": changed(ORDER, "place", lambda s: s._replace(num_placed=(s.num_placed, 1))),
-            "local": "stepped",
-        },
-        r"place.*state/num_placed.*where init made",
+        r"init.*without 1; its order must be a permutation i32\[37\]",
     ),
     "signs of another shape": (
         {"ordering": of_observer(lambda made: (*made[:3], made[3][:, None]))},
-        r"observe.*int8\[2, 1\].*i8\[2\] of 1, -1 and 0",
+        r"observe.*int8\[2, 1\].*signs i8\[2\]",
     ),
     "a moment that is none": (
         {"gate": changed(GATE, "closes_at", lambda made: made * np.nan)},
-        r"closes_at.*float64\[\] nan.*seconds into the round at which it closes",
+        r"closes_at.*float64\[\] nan.*must return seconds",
     ),
     "metrics of means that are text": (
         {
@@ -113,10 +96,6 @@ WRONG = {
             },
         },
         "good.*must return one number",
-    ),
-    "an example with text": (
-        {"source": Text(), "data": {"feed": "resident"}},
-        "example 5.*str.*number",
     ),
     "a weight that is NaN": (
         {
@@ -144,12 +123,12 @@ def test_a_gate_that_answers_neither_yes_nor_no_is_refused():
             return None
 
     silent = GATE._replace(open=lambda board, clock: Silent(4, board))
-    with pytest.raises(ValueError, match=r"(?s)is_open.*None.*must return True or False"):
+    with pytest.raises(ValueError, match=r"is_open.*None, must be True or False"):
         fit(gate=silent, local="stepped")
 
 
 def test_microbatches_that_end_backwards_are_refused():
-    with pytest.raises(ValueError, match=r"(?s)microbatch_ends.*none before the one before it"):
+    with pytest.raises(ValueError, match=r"(?s)microbatch_ends.*finite, ascending"):
         simulate.simulate("equal", Backwards(SPEEDS), budget=8, num_rounds=3)
 
 

@@ -1,4 +1,4 @@
-"""How many lines of code has hetjax, without comments and docstrings?
+"""How many lines of code has hetjax, without comments and docstrings? How long are its messages?
 
     python -m experiments.benchmarks.code_size [DIR …]
 
@@ -52,6 +52,18 @@ def counts(checkout: pathlib.Path) -> dict[str, int]:
     return dict(found)
 
 
+def message_words(checkout: pathlib.Path) -> float:
+    """Words in the mean of what is raised in hetjax/ with a text, without what is put into it."""
+    found = []
+    for path in (checkout / "hetjax").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Raise) and path.parts[-2] != "zoo":
+                texts = [each.value for each in ast.walk(node) if isinstance(each, ast.Constant)]
+                words = len(" ".join(text for text in texts if isinstance(text, str)).split())
+                found += [words] if words > 1 else []
+    return sum(found) / max(len(found), 1)
+
+
 def commit(checkout: pathlib.Path) -> str:
     """Short, with a + where files were changed since; 'unknown' of a directory without history."""
     command = ["git", "-C", str(checkout), "describe", "--always", "--dirty=+", "--exclude=*"]
@@ -60,15 +72,22 @@ def commit(checkout: pathlib.Path) -> str:
 
 
 def main(argv: list[str]) -> None:
-    print("| checkout | commit | lines of code of hetjax/ | of its parts |\n|---|---|---|---|")
+    head = "hetjax/ without zoo/ | experiments/ | tests/ | words a message | parts of hetjax/"
+    print(f"| checkout | commit | {head} |\n|---|---|---|---|---|---|---|")
     for checkout in map(pathlib.Path, argv[1:] or [str(ROOT)]):
         if not (checkout / "hetjax").is_dir():
             raise app.UsageError(f"{checkout} is no checkout: it has no hetjax/")
         found = counts(checkout)
         largest = sorted(found.items(), key=lambda item: -item[1])
         parts = ", ".join(f"{name} {number:,}" for name, number in largest)
-        name, total = checkout.resolve().name, sum(found.values())
-        print(f"| {name} | {commit(checkout)} | {total:,} | {parts} |")
+        own = sum(found.values()) - found.get("zoo", 0)
+        others = [
+            sum(code_lines(path.read_text()) for path in (checkout / name).rglob("*.py"))
+            for name in ("experiments", "tests")
+        ]
+        sizes = " | ".join(f"{number:,}" for number in (own, *others))
+        name, words = checkout.resolve().name, message_words(checkout)
+        print(f"| {name} | {commit(checkout)} | {sizes} | {words:.1f} | {parts} |")
 
 
 if __name__ == "__main__":

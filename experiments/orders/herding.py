@@ -7,6 +7,7 @@ run is not looked at.
 """
 
 import functools
+import itertools
 import time
 from collections.abc import Iterable
 from typing import Any
@@ -86,7 +87,7 @@ class Bounds:
         """`inf_norm`, `two_norm` and `random_` of both, in rounds of these quotas."""
         run, stream = self._run, self._run.setup.stream
         epoch, rounds = stream.epoch(state.stream), state.rounds
-        in_rounds = stream.whole_pass(rounds.stream, quotas)
+        in_rounds = _whole_pass(stream, rounds.stream, quotas)
         random_order = np.random.default_rng((run.config.seed, epoch, 0x4E8D))
         shuffled = np.arange(stream.num_examples)
         for shard in stream.shards:
@@ -124,3 +125,22 @@ class Bounds:
             leaves = jax.tree.leaves(jax.device_get(carried.sums.grad_sum))
             flat = np.concatenate([np.asarray(leaf, np.float64).reshape(-1) for leaf in leaves])
             yield flat, int(carried.tally.example_count)
+
+
+def _whole_pass(
+    stream: stream_lib.Stream, state: stream_lib.StreamState, quotas: np.ndarray
+) -> list[np.ndarray]:
+    """The ids i32[k] of each round of a whole pass by the present orders and these quotas.
+
+    In private data, until each worker with a quota has done its whole pass.
+    """
+    parts = []
+    counts = quotas.reshape(len(stream.shards), -1).sum(1) * stream.microbatch_size
+    for shard, own, count in zip(stream.shards, state.passes, counts.tolist(), strict=True):
+        ids = shard[own.order_state.order]
+        starts = range(0, len(ids), count) if count else ()
+        parts.append([ids[start : start + count] for start in starts])
+    return [
+        np.concatenate([ids for ids in of_round if ids is not None])
+        for of_round in itertools.zip_longest(*parts)
+    ]

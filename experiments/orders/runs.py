@@ -45,7 +45,7 @@ def open_run(run: Run, data_dir: str | None, changes: Mapping[str, Any] | None =
     name, evaluated = next(iter(task.evals.items()))
     sets = {
         "train": _every(task.train, run.task.every),
-        name: sources.first(evaluated, run.task.num_eval or len(evaluated)),
+        name: tasks_lib.first(evaluated, run.task.num_eval or len(evaluated)),
     }
     return Opened(config, task, sets)
 
@@ -54,7 +54,7 @@ def open_run(run: Run, data_dir: str | None, changes: Mapping[str, Any] | None =
 def _opened(data: config_lib.DataConfig) -> datasets.Dataset:
     """In memory, and kept for the other runs of a task."""
     found = tasks_lib.load(data)
-    train = sources.load_all(sources.first(found.train, data.num_train))
+    train = sources.load_all(tasks_lib.first(found.train, data.num_train))
     evals = {name: sources.load_all(source) for name, source in found.evals.items()}
     return dataclasses.replace(found, train=train, evals=evals)
 

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import linen, nnx
+from flax import nnx
 
 from hetjax import debugging, parts
 from hetjax.losses import stateful
 
-CHANGES = (
-    "The model keeps state of its own: a call of it changes {where}, neither parameters nor model "
-    "state nor random streams. So the new values would be lost. "
-    "{hint}To see a number of each example, return it: hetjax.Losses(losses, metrics={{name: "
-    "f32[B]}}); to have the state fixed, do not change it in training."
-)
+PerExampleFn = Callable[[Any, Any], Any]
+LossFn = Callable[[Any, Any, jax.Array], Any]
+MetricsFn = Callable[..., Any]
+CHANGES = "The model keeps state of its own: a call of it changes {where}, which is lost. {hint}"
 _MOST_NAMED = 4
 
 
@@ -34,110 +32,50 @@ def dotted(path: Any) -> str:
     return ".".join(str(getattr(key, "key", getattr(key, "idx", key))) for key in keys)
 
 
-def check_function(caller: str, function: Any, what: str) -> None:
-    """Refuses what is no function `(model, batch)`.
+def loss_of(
+    caller: str,
+    stateless: Callable[[Any, Any, jax.Array], Any],
+    call: Callable[..., Any],
+    state: Any,
+    function: Callable[..., Any],
+) -> Any:
+    """The loss of a model: `stateless` where it keeps no state, or else a `StatefulLoss`.
 
     Args:
       caller: the adapter.
-      function: what it got.
-      what: the function is to return.
+      stateless: `(params, batch, rng) -> losses`.
+      call: `(params, state, batch, key, *mask) -> (losses, new state)`.
+      state: of the model, at the beginning.
+      function: the user's.
 
     Raises:
-      ValueError: it is no such function.
+      ValueError: it takes a mask, and the model keeps no state.
     """
-    if callable(function) and parts.takes(function, 2):
-        return
-    raise ValueError(
-        f"{caller}: the function is {parts.shown(function)}, which does not take two arguments; "
-        f"it must be a function (model, batch) -> {what}"
-    )
-
-
-def check_loss(caller: str, function: Any) -> bool:
-    """Whether a loss wants the mask of its examples, `(model, batch, mask)`; refuses any other.
-
-    Raises:
-      ValueError: it is no function `(model, batch)` either.
-    """
-    if callable(function) and parts.takes(function, 3) and not parts.takes(function, 2):
-        return True
-    check_function(caller, function, "losses f32[B]")
-    return False
-
-
-def check_no_mask(caller: str, *, takes_mask: bool) -> None:
-    """Refuses a loss that wants the mask of a model without state.
-
-    Raises:
-      ValueError: it does.
-    """
-    if takes_mask:
-        raise ValueError(
-            f"{caller}: the function takes a mask, which is for statistics of a microbatch, and "
-            "the model keeps no state; it must be a function (model, batch) -> losses f32[B]. "
-            "Losses of padding are left out in any case"
-        )
-
-
-def stateful_loss(function: Callable[..., Any], state: Any, *, takes_mask: bool) -> Any:
-    """A `StatefulLoss` of `(params, state, batch, key, *mask) -> (losses, new state)`."""
-
-    def checked(params: Any, state: Any, batch: Any, rng: jax.Array, *mask: Any) -> Any:
-        if not is_one_key(rng):
-            raise ValueError(
-                "per_example_rng: a key for each example would call the model with one example, "
-                "and its state is made of all of a microbatch; leave per_example_rng out"
-            )
-        return function(params, state, batch, rng, *mask)
 
     def with_mask(params: Any, state: Any, batch: Any, rng: jax.Array, mask: Any) -> Any:
-        return checked(params, state, batch, rng, mask)
+        return call(params, state, batch, rng, mask)
 
-    def without(params: Any, state: Any, batch: Any, rng: jax.Array) -> Any:
-        return checked(params, state, batch, rng)
-
-    return stateful.StatefulLoss(with_mask if takes_mask else without, state)
-
-
-def check_one_example_loss(caller: str, function: Any) -> None:
-    """Refuses what is no function `(params, example, rng)`.
-
-    Raises:
-      ValueError: it is no such function.
-    """
-    if callable(function) and parts.takes(function, 3):
-        return
-    raise ValueError(
-        f"{caller}: the function is {parts.shown(function)}, which does not take three arguments; "
-        "it must be a function (params, example, rng) -> loss f[] or (loss, weight), of one example"
-    )
+    takes_mask = parts.takes(function, 3) and not parts.takes(function, 2)
+    if jax.tree.leaves(state):
+        return stateful.StatefulLoss(with_mask if takes_mask else call, state)
+    if takes_mask:
+        raise ValueError(f"{caller}: the function takes a mask, and the model keeps no state")
+    return stateless
 
 
-def check_model(caller: str, model: Any, function: Any, wanted: type) -> None:
-    """Refuses what is no model of `wanted`, `nnx.Module` or `linen.Module`, and swapped arguments.
+def check_model(caller: str, model: Any, wanted: type) -> None:
+    """Refuses what is no model of `wanted`, `nnx.Module` or `linen.Module`.
 
     Raises:
-      ValueError: it is no such model. The message says what was meant, as far as can be seen.
+      ValueError: it is no such model.
     """
-    is_nnx = wanted is nnx.Module
     if isinstance(model, wanted):
         return
+    is_nnx = wanted is nnx.Module
     if not is_nnx and hasattr(model, "apply") and not isinstance(model, (type, nnx.Module)):
         return  # it is called like a module of Linen, whoever made it
-    kind, other = ("NNX", "Linen") if is_nnx else ("Linen", "NNX")
-    first = "model" if is_nnx else "module, variables"
-    if isinstance(function, wanted):
-        hint = f"The arguments are in another order: {caller}({first}, function)"
-    elif isinstance(model, (linen.Module, nnx.Module)):
-        instead = caller.replace("nnx", "linen") if is_nnx else caller.replace("linen", "nnx")
-        others = "module, variables" if is_nnx else "model"
-        hint = f"It is a module of Flax {other}: hetjax.{instead}({others}, function)"
-    elif isinstance(model, type):
-        made = "(…, rngs=nnx.Rngs(0))" if is_nnx else "(…)"
-        hint = f"Give a module made of it: {caller}({model.__name__}{made}, …)"
-    else:
-        hint = "Another model needs no adapter: write loss_fn(params, batch, rng) -> losses f32[B]"
-    raise ValueError(f"{caller}: got {parts.shown(model)} for a module of Flax {kind}. {hint}")
+    kind = "NNX" if is_nnx else "Linen"
+    raise ValueError(f"{caller}: got {parts.shown(model)}; give a module of Flax {kind}")
 
 
 def check_params(caller: str, given: Any, expected: Any, name: str = "params") -> None:
@@ -155,21 +93,14 @@ def check_params(caller: str, given: Any, expected: Any, name: str = "params") -
     theirs, own = _shapes(given), _shapes(expected)
     if theirs == own:
         return
-    lines = [f"{path} is missing" for path in own if path not in theirs]
-    lines += [f"{path} is of no variable of it" for path in theirs if path not in own]
-    lines += [
-        f"{path} has shape {theirs[path]}, must be {own[path]}"
-        for path in own
-        if path in theirs and theirs[path] != own[path]
+    lines = [
+        f"{path} is {theirs.get(path, 'missing')}, must be {own.get(path, 'left out')}"
+        for path in own | theirs
+        if theirs.get(path) != own.get(path)
     ]
-    inner = given.get("params") if isinstance(given, Mapping) else None
-    if inner is not None and _shapes(inner) == own:
-        raise ValueError(
-            f"{caller}: params are all variables of the model; of these give variables['params']"
-        )
     raise ValueError(
-        f"{caller}: {name} do not fit the model: {named(lines)}. Pass the {name} of one worker "
-        "(without the worker axis) of this same model, and the same wrt as to the loss"
+        f"{caller}: {name} do not fit the model: {named(lines)}; give those of one worker, and the "
+        "same wrt"
     )
 
 
@@ -190,8 +121,8 @@ def by_key(losses: Callable[[Any, jax.Array], Any], batch: Any, rng: jax.Array) 
     def first(leaf: jax.Array) -> jax.Array:
         if jnp.ndim(leaf) == 0 or jnp.shape(leaf)[0] != 1:
             raise ValueError(
-                f"the loss returned {leaf.dtype}{list(jnp.shape(leaf))} for a batch of 1 example; "
-                "it must return one number an example, [1] here. Leave out the last .mean()"
+                f"the loss returned {leaf.dtype}{list(jnp.shape(leaf))} for 1 example; it must "
+                "return one number an example. Leave out the last .mean()"
             )
         return leaf[0]
 

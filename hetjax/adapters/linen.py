@@ -6,15 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
-from flax import linen
+from flax import linen, traverse_util
 from flax.core import meta
 
 from hetjax.adapters import fits
 from hetjax.losses import forwarding
 
-PerExampleFn = Callable[[Any, Any], Any]
-LossFn = Callable[[Any, Any, jax.Array], Any]
-MetricsFn = Callable[..., Any]
 Filter = Callable[[tuple[str, ...], Any], bool]
 
 _SOWN = "intermediates"  # what a call sows there is read or dropped
@@ -23,12 +20,12 @@ _SOWN = "intermediates"  # what a call sows there is read or dropped
 def linen_loss(
     module: Any,
     variables: Mapping[str, Any],
-    per_example_loss: PerExampleFn,
+    per_example_loss: fits.PerExampleFn,
     *,
     streams: Sequence[str] = ("dropout",),
     wrt: Filter | None = None,
     mutable: Sequence[str] = ("batch_stats",),
-) -> tuple[LossFn, Any]:
+) -> tuple[fits.LossFn, Any]:
     """Makes the core's loss of a Flax Linen module.
 
     Args:
@@ -55,8 +52,7 @@ def linen_loss(
         name says. `loss_fn` raises one, when it is traced, if a call of the module changes other
         collections, or if `params` are of another model.
     """
-    fits.check_model("linen_loss", module, per_example_loss, linen.Module)
-    takes_mask = fits.check_loss("linen_loss", per_example_loss)
+    fits.check_model("linen_loss", module, linen.Module)
     caller = _Caller("linen_loss", module, variables, wrt, mutable)
 
     def call_with(params: Any, state: Any, batch: Any, key: jax.Array, *mask: Any) -> Any:
@@ -70,20 +66,18 @@ def linen_loss(
 
         return fits.by_key(losses, batch, rng) if streams else losses(batch, rng)
 
-    if not jax.tree.leaves(caller.state):
-        fits.check_no_mask("linen_loss", takes_mask=takes_mask)
-        return loss_fn, caller.params
-    return fits.stateful_loss(call_with, caller.state, takes_mask=takes_mask), caller.params
+    of_model = fits.loss_of("linen_loss", loss_fn, call_with, caller.state, per_example_loss)
+    return of_model, caller.params
 
 
 def linen_metrics(
     module: Any,
     variables: Mapping[str, Any],
-    per_example_metrics: PerExampleFn,
+    per_example_metrics: fits.PerExampleFn,
     *,
     wrt: Filter | None = None,
     mutable: Sequence[str] = ("batch_stats",),
-) -> MetricsFn:
+) -> fits.MetricsFn:
     """Makes `(params, batch) -> metrics` of a Flax Linen module, without random streams.
 
     Of a module with collections that are `mutable` it is `(params, state, batch) -> metrics`.
@@ -98,8 +92,7 @@ def linen_metrics(
     Raises:
       ValueError: as `linen_loss`.
     """
-    fits.check_model("linen_metrics", module, per_example_metrics, linen.Module)
-    fits.check_function("linen_metrics", per_example_metrics, "{name: f32[B]}")
+    fits.check_model("linen_metrics", module, linen.Module)
     caller = _Caller("linen_metrics", module, variables, wrt, mutable)
 
     def metrics_of(params: Any, state: Any, batch: Any) -> Any:
@@ -158,20 +151,21 @@ class _Caller:
         wrt: Filter | None,
         mutable: Sequence[str],
     ) -> None:
-        _check_variables(caller, variables)
+        if "params" not in variables:
+            raise ValueError(f"{caller}: variables has no 'params'; give what module.init returned")
         self._caller, self._module = caller, module
         self._constants = dict(meta.unbox(variables))
         self._all = self._constants.pop("params")
         kept = [name for name in mutable if jax.tree.leaves(self._constants.get(name))]
         self.state = {name: self._constants.pop(name) for name in kept}
         self._wrt = wrt
-        self.params = self._all if wrt is None else _chosen(self._all, wrt)
+        flat = traverse_util.flatten_dict(self._all)
+        if wrt is not None:
+            flat = {path: leaf for path, leaf in flat.items() if wrt(path, leaf)}
+        self.params = self._all if wrt is None else traverse_util.unflatten_dict(flat)
         if not jax.tree.leaves(self.params):
-            paths = (".".join(path) for path, _ in _leaves(self._all))
-            raise ValueError(
-                f"{caller}: wrt chooses none of the parameters {fits.named(paths)}; it is called "
-                "with the path of each, a tuple of names, and the array"
-            )
+            paths = map(".".join, traverse_util.flatten_dict(self._all))
+            raise ValueError(f"{caller}: wrt chooses none of the parameters {fits.named(paths)}")
 
     def variables(self, params: Any, state: Any) -> dict[str, Any]:
         """All variables, with these parameters and this state.
@@ -182,7 +176,9 @@ class _Caller:
         fits.check_params(self._caller, params, self.params)
         fits.check_params(self._caller, state, self.state, "model_state")
         if self._wrt is not None:
-            params = _merged(self._all, params)
+            whole = traverse_util.flatten_dict(self._all, keep_empty_nodes=True)
+            whole |= traverse_util.flatten_dict(params)
+            params = traverse_util.unflatten_dict(whole)
         return {"params": params, **state, **self._constants}
 
     def model(self, params: Any, state: Any, **rngs: Any) -> _Model:
@@ -238,9 +234,8 @@ class _Caller:
         if changed:
             where = fits.named(map(fits.dotted, changed))
             hint = (
-                "To keep collections from round to round, name them: linen_loss(…, "
-                "mutable=('batch_stats', 'yours')). What is sown anew in each call needs no place "
-                "in variables: leave its collection out, and read it by model(…, mutable=[…]). "
+                "To keep collections, name them: linen_loss(…, mutable=('batch_stats', 'yours')). "
+                "Leave one that is sown out of variables, and read it by model(…, mutable=[…])"
             )
             raise ValueError(fits.CHANGES.format(where=where, hint=hint))
 
@@ -260,50 +255,3 @@ class _Model:
         variables = {**self._variables, **self.state}
         returned, self.state = self._caller.apply(variables, args, {**self._rngs, **kwargs})
         return returned
-
-
-def _check_variables(caller: str, variables: Any) -> None:
-    if not isinstance(variables, Mapping) or "params" not in variables:
-        given = (
-            f"has {fits.named(map(repr, variables))}"
-            if isinstance(variables, Mapping)
-            else (f"is of type {type(variables).__name__}")
-        )
-        raise ValueError(
-            f"{caller}: variables {given}; it must be what module.init returned, a dict with "
-            "'params' in it. For parameters alone, give {'params': params}"
-        )
-
-
-def _leaves(params: Any, path: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...], Any]]:
-    if not isinstance(params, Mapping):
-        return [(path, params)]
-    return [leaf for name, part in params.items() for leaf in _leaves(part, (*path, str(name)))]
-
-
-def _chosen(params: Any, wrt: Filter, path: tuple[str, ...] = ()) -> dict[str, Any]:
-    """The nested dict of the parameters that `wrt` chooses, without empty dicts."""
-    found = {}
-    for name, part in params.items():
-        inner = (*path, str(name))
-        if isinstance(part, Mapping):
-            chosen = _chosen(part, wrt, inner)
-            if chosen:
-                found[name] = chosen
-        elif wrt(inner, part):
-            found[name] = part
-    return found
-
-
-def _merged(whole: Any, part: Any) -> dict[str, Any]:
-    """`whole` with the leaves of `part` in their place."""
-    return {
-        name: (
-            value
-            if name not in part
-            else _merged(value, part[name])
-            if isinstance(value, Mapping)
-            else part[name]
-        )
-        for name, value in whole.items()
-    }

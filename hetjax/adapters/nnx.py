@@ -13,18 +13,14 @@ from flax import nnx
 from hetjax.adapters import fits
 from hetjax.losses import forwarding
 
-PerExampleFn = Callable[[Any, Any], Any]
-LossFn = Callable[[Any, Any, jax.Array], Any]
-MetricsFn = Callable[..., Any]
-
 
 def nnx_loss(
     model: nnx.Module,
-    per_example_loss: PerExampleFn,
+    per_example_loss: fits.PerExampleFn,
     *,
     wrt: Any = nnx.Param,
     state: Any = nnx.BatchStat,
-) -> tuple[LossFn, Any]:
+) -> tuple[fits.LossFn, Any]:
     """Makes the core's loss of a Flax NNX model, with dropout on.
 
     Args:
@@ -48,8 +44,7 @@ def nnx_loss(
         that are neither parameters nor `state` nor random streams, or if `params` are of another
         model.
     """
-    fits.check_model("nnx_loss", model, per_example_loss, nnx.Module)
-    takes_mask = fits.check_loss("nnx_loss", per_example_loss)
+    fits.check_model("nnx_loss", model, nnx.Module)
     copy = nnx.clone(model)
     copy.set_attributes(deterministic=False, raise_if_not_found=False)
     maker = _Maker("nnx_loss", copy, wrt, state)
@@ -70,19 +65,17 @@ def nnx_loss(
 
         return fits.by_key(losses, batch, rng) if streams else losses(batch, rng)
 
-    if not jax.tree.leaves(maker.state):
-        fits.check_no_mask("nnx_loss", takes_mask=takes_mask)
-        return loss_fn, maker.params
-    return fits.stateful_loss(call_with, maker.state, takes_mask=takes_mask), maker.params
+    of_model = fits.loss_of("nnx_loss", loss_fn, call_with, maker.state, per_example_loss)
+    return of_model, maker.params
 
 
 def nnx_metrics(
     model: nnx.Module,
-    per_example_metrics: PerExampleFn,
+    per_example_metrics: fits.PerExampleFn,
     *,
     wrt: Any = nnx.Param,
     state: Any = nnx.BatchStat,
-) -> MetricsFn:
+) -> fits.MetricsFn:
     """Makes `(params, batch) -> metrics` of a Flax NNX model, in evaluation mode (no dropout).
 
     Of a model with variables that `state` chooses it is `(params, state, batch) -> metrics`.
@@ -95,8 +88,7 @@ def nnx_metrics(
     Raises:
       ValueError: as `nnx_loss`.
     """
-    fits.check_model("nnx_metrics", model, per_example_metrics, nnx.Module)
-    fits.check_function("nnx_metrics", per_example_metrics, "{name: f32[B]}")
+    fits.check_model("nnx_metrics", model, nnx.Module)
     copy = nnx.clone(model)
     copy.eval()
     maker = _Maker("nnx_metrics", copy, wrt, state)
@@ -131,7 +123,7 @@ def nnx_model(
       ValueError: `params` has not the structure or the shapes of the model's parameters, or
         `model_state` not those of its state.
     """
-    fits.check_model("nnx_model", model, None, nnx.Module)
+    fits.check_model("nnx_model", model, nnx.Module)
     maker = _Maker("nnx_model", model, wrt, state)
     given = maker.state if model_state is None or model_state == () else model_state
     params = params.slow if isinstance(params, optax.LookaheadParams) else params
@@ -156,12 +148,7 @@ class _Maker:
         self.params = nnx.to_pure_dict(self._trained)
         self.state = nnx.to_pure_dict(self._state)
         if not jax.tree.leaves(self.params):
-            others = nnx.to_flat_state(self._rest)
-            kinds = sorted({type(variable).__name__ for _, variable in others})
-            raise ValueError(
-                f"{caller}: wrt={wrt!r} chooses no variable of the model; it has variables of the "
-                f"types {', '.join(kinds) or 'none'}"
-            )
+            raise ValueError(f"{caller}: wrt={wrt!r} chooses no variable of the model")
         # What a call may change: streams are seeded anew; what is sown is read or dropped.
         may = nnx.Any(wrt, state, nnx.Param, nnx.RngState, nnx.Intermediate)
         self._constant = nnx.Not(may)
@@ -172,18 +159,15 @@ class _Maker:
         Raises:
           ValueError: they are of another model.
         """
-        given = []
-        for name, of_name, own in (
-            ("params", params, self.params),
-            ("model_state", model_state, self.state),
-        ):
-            plain = nnx.to_pure_dict(of_name) if isinstance(of_name, nnx.State) else of_name
-            fits.check_params(self._caller, plain, own, name)
-            given.append(plain)
         # New variables in each call: a merged model changes those that it gets (the counts of its
         # random streams), and those of another trace may not be changed.
         variables = jax.tree.map(lambda leaf: leaf, (self._trained, self._state, self._rest))
-        for of_name, plain in zip(variables[:2], given, strict=True):
+        for name, of_name, given, own in (
+            ("params", variables[0], params, self.params),
+            ("model_state", variables[1], model_state, self.state),
+        ):
+            plain = nnx.to_pure_dict(given) if isinstance(given, nnx.State) else given
+            fits.check_params(self._caller, plain, own, name)
             # Arrays of JAX: a model that runs eagerly would write into NumPy's own.
             nnx.replace_by_pure_dict(of_name, jax.tree.map(jnp.asarray, plain))
         return nnx.merge(self._graph, *variables)
@@ -201,8 +185,7 @@ class _Maker:
         leaves, treedef = jax.tree.flatten_with_path(before)
         values = dict(leaves)
         found = function(built)
-        state = nnx.to_pure_dict(nnx.state(built, self._changes)) if self.state else {}
-        returned = found, state
+        returned = found, nnx.to_pure_dict(nnx.state(built, self._changes)) if self.state else {}
         after = dict(jax.tree.leaves_with_path(nnx.state(built, self._constant)))
         if after.keys() == values.keys():
             if all(after[path] is value for path, value in values.items()):
@@ -215,10 +198,7 @@ class _Maker:
             changed = sorted(after.keys() ^ values.keys(), key=str)
         if changed:
             where = fits.named(map(fits.dotted, changed))
-            hint = (
-                "To keep them from round to round, name their types: nnx_loss(…, "
-                "state=(nnx.BatchStat, YourVariable)). "
-            )
+            hint = "To keep them, name their types: nnx_loss(…, state=(nnx.BatchStat, Yours))"
             raise ValueError(fits.CHANGES.format(where=where, hint=hint))
         return returned
 

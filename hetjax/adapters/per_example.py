@@ -32,16 +32,12 @@ def per_example(one_example_loss: OneExampleLoss) -> Callable[[Any, Any, jax.Arr
         Otherwise `rng` is the microbatch's key, and the example at place i of B has
         `jax.random.split(rng, B)[i]`.
 
-    Raises:
-        ValueError: `one_example_loss` is no function of three arguments.
-
     Example:
         >>> loss_fn = per_example(lambda w, example, rng: (example["x"] @ w - example["y"]) ** 2)
         >>> batch = {"x": jnp.eye(2), "y": jnp.array([0.0, 3.0])}
         >>> loss_fn(jnp.array([1.0, 1.0]), batch, jax.random.key(0)).tolist()
         [1.0, 4.0]
     """
-    fits.check_one_example_loss("per_example", one_example_loss)
 
     @functools.wraps(one_example_loss)
     def loss_fn(params: Any, batch: Any, rng: jax.Array) -> Any:

@@ -21,15 +21,7 @@ from hetjax.bilevel.hypergradient import hypergradient
 from hetjax.bilevel.implicit import implicit
 from hetjax.bilevel.lower import Lower, aggregate, descent
 from hetjax.bilevel.machine import Ask, Estimator, Info, Repeat, Result, State, Then
-from hetjax.bilevel.multipliers import (
-    Multiplier,
-    barrier,
-    const,
-    dynamic,
-    exterior,
-    growing,
-    ramp,
-)
+from hetjax.bilevel.multipliers import Multiplier, barrier, const, dynamic, exterior, growing, ramp
 from hetjax.bilevel.per_example import PerExample
 from hetjax.bilevel.problem import Answer, At, Bilevel, Cost, Kind, What
 from hetjax.bilevel.recipes import RECIPES, Recipe, per_coordinate

@@ -45,27 +45,9 @@ class Blocks(NamedTuple):
         Raises:
             ValueError: the leaves are of several lengths, or `size` does not divide n.
         """
-        if isinstance(batch, Stack | Blocks):
-            raise ValueError(
-                f"Blocks.of: got a {type(batch).__name__}; give one batch, leaves [n, ...]. "
-                "Batches in blocks are Stack(Blocks(tree)), leaves [K, B, size, ...]"
-            )
-        lengths = lengths_of(batch)
-        if len(lengths) != 1 or min(lengths) < 1:
-            raise ValueError(
-                f"Blocks.of: the leaves of the batch have leading axes {_said(lengths)}; all "
-                "have to have one of the same length, that of the examples"
-            )
-        (num,) = lengths
+        num = _common_length("Blocks.of", batch)
         if size < 1 or num % size:
-            near = sorted(
-                (d for d in range(1, num + 1) if num % d == 0), key=lambda d: abs(d - size)
-            )
-            raise ValueError(
-                f"Blocks.of: {num} examples cannot be cut into blocks of {size}: the mean over "
-                "blocks is that over examples where all blocks are of one size. Sizes that divide "
-                f"{num}: {', '.join(map(str, sorted(near[:3])))}"
-            )
+            raise ValueError(f"Blocks.of: size is {size}; it must divide the {num} examples")
         return cls(
             jax.tree.map(lambda a: jnp.reshape(a, (num // size, size, *jnp.shape(a)[1:])), batch)
         )
@@ -77,18 +59,7 @@ class Blocks(NamedTuple):
         Raises:
             ValueError: the leaves have no such common axis.
         """
-        if isinstance(self.batches, Stack):
-            raise ValueError(
-                "Blocks: got a Stack. Batches in blocks are Stack(Blocks(tree)), leaves "
-                "[K, B, size, ...]"
-            )
-        lengths = lengths_of(self.batches)
-        if len(lengths) != 1 or min(lengths) < 1:
-            raise ValueError(
-                f"Blocks: the leaves have leading axes {_said(lengths)}; give all of them "
-                "[B, size, ...] with the same B, at least 1, as Blocks.of(batch, size) does"
-            )
-        return min(lengths)
+        return _common_length("Blocks", self.batches)
 
     def block(self, number: Any) -> PyTree:
         """One block, leaves `[size, ...]`.
@@ -111,8 +82,13 @@ def lengths_of(tree: PyTree) -> set[int]:
     return {(*jnp.shape(leaf), 0)[0] for leaf in jax.tree.leaves(tree)}
 
 
-def _said(lengths: set[int]) -> str:
-    return ", ".join(map(str, sorted(lengths))) or "none"
+def _common_length(caller: str, tree: PyTree) -> int:
+    if isinstance(tree, Stack | Blocks):
+        raise ValueError(f"{caller}: got a {type(tree).__name__}; write Stack(Blocks(tree))")
+    lengths = lengths_of(tree)
+    if len(lengths) != 1 or min(lengths) < 1:
+        raise ValueError(f"{caller}: leading axes are {sorted(lengths)}; give all leaves the same")
+    return min(lengths)
 
 
 class Batches(NamedTuple):

@@ -15,30 +15,6 @@ from hetjax.bilevel import problem as problem_lib
 from hetjax.types import PyTree
 
 _GROWS = 1.0  # a residual above so many times the right side is that of no solution
-_INSTEAD = "implicit or value_gap"  # what to take if lower steps have no derivative
-
-
-def check_floating(**given: PyTree) -> None:
-    """Refuses what is no pytree of floating-point arrays.
-
-    Raises:
-        ValueError: it is none. The message names the leaf.
-    """
-    for name, tree in given.items():
-        leaves = jax.tree.leaves_with_path(tree)
-        if not leaves:
-            raise ValueError(f"{name} has no arrays; give a pytree of them")
-        for path, leaf in leaves:
-            try:
-                kind: Any = jnp.result_type(leaf)
-                is_floating = jnp.issubdtype(kind, jnp.floating)
-            except TypeError:  # no array
-                kind, is_floating = type(leaf).__name__, False
-            if not is_floating:
-                raise ValueError(
-                    f"{name}{jax.tree_util.keystr(path)} is of type {kind}; {name} is a pytree of "
-                    "floating-point arrays, which have derivatives. Give other values in the batch"
-                )
 
 
 def check_upper(upper: Callable, x: PyTree, y: PyTree, batch: Any) -> None:
@@ -48,50 +24,20 @@ def check_upper(upper: Callable, x: PyTree, y: PyTree, batch: Any) -> None:
         ValueError: its gradient in y is 0 everywhere.
     """
     if _is_zero(lambda x, y, batch: jax.grad(upper, 1)(x, y, batch), x, y, batch):
-        raise ValueError(
-            "the upper loss does not depend on y, so the lower level changes "
-            "nothing: the gradient is that of the upper loss in x alone. Did upper and lower "
-            "change places, or is y used through stop_gradient?"
-        )
+        raise ValueError("the upper loss does not depend on y: did upper and lower change places?")
 
 
-def check_stack(level: str, given: Any, number: int) -> None:
-    """Refuses a stack of fewer batches than an estimator asks for.
-
-    Raises:
-        ValueError: it has fewer.
-    """
-    if not isinstance(given, batches_lib.Stack):
-        return
-    sizes = batches_lib.lengths_of(given.batches)
-    if len(sizes) != 1 or min(sizes) < number:
-        raise ValueError(
-            f"the stack of {level} batches has leading axes {sorted(sizes)}, and "
-            f"this estimator asks for {number} batches of that level: give leaves [{number}, ...], "
-            "or one batch without Stack, which every request takes whole"
-        )
-
-
-def pull_through(step: Callable, *arguments: PyTree, instead: str = _INSTEAD) -> Callable:
+def pull_through(step: Callable, *arguments: PyTree) -> Callable:
     """`jax.vjp` of a lower step, whose last argument is its gradients.
 
     Args:
         step: of the lower level.
         *arguments: the point at which it is differentiated.
-        instead: what to take if it has no derivative, for the message.
 
     Raises:
-        ValueError: the step has no derivative, or one that is 0 everywhere.
+        ValueError: the derivative of the step is 0 everywhere.
     """
-    what = (
-        "the lower step cannot be differentiated: {}. Take an optimiser that is a smooth "
-        f"function of the gradient, such as optax.sgd or optax.adam, or {instead}, "
-        "which do not differentiate it"
-    )
-    try:
-        moved, pull = jax.vjp(step, *arguments)
-    except Exception as error:
-        raise ValueError(what.format(error)) from error
+    moved, pull = jax.vjp(step, *arguments)
 
     def in_gradients(gradients: PyTree) -> PyTree:
         return step(*arguments[:-1], gradients)
@@ -100,7 +46,10 @@ def pull_through(step: Callable, *arguments: PyTree, instead: str = _INSTEAD) ->
         return jax.vjp(in_gradients, gradients)[1](cotangents)
 
     if _is_zero(pulled, arguments[-1], moved):
-        raise ValueError(what.format("its derivative in the gradient is 0 everywhere"))
+        raise ValueError(
+            "the lower step has the derivative 0 in the gradient; take a smooth optimiser, such as "
+            "optax.sgd, or an estimator that does not differentiate it"
+        )
     return pull
 
 
@@ -119,86 +68,54 @@ def check(result: machine.Result, *, stacklevel: int = 2) -> None:
             not solved, all steps crossed a barrier, or the gradient is not finite.
     """
     info = result.info
-    if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(result.grad_x)):
-        raise ValueError(
-            "hypergradient: it is not finite. hetjax.bilevel.explain(problem, estimator, x, y, "
-            "batches, state) names the first request whose answer was not"
-        )
-    check_solved(info)
-    check_barrier(info)
-    _warn_of_barrier(info, stacklevel + 1)
-
-
-def check_solved(info: machine.Info) -> None:
-    """Refuses what is not the solution of a linear system.
-
-    Raises:
-        ValueError: as `check`.
-    """
-    residual = -np.inf if isinstance(info.residual, tuple) else float(np.max(info.residual))
-    curvature = np.inf if isinstance(info.curvature, tuple) else float(np.min(info.curvature))
-    if curvature <= 0:
-        raise ValueError(
-            f"implicit: conjugate gradients met a direction of curvature {curvature:.3g}, along "
-            "which the lower loss has no minimum: it is not convex at y, or y is not near its "
-            f"minimum. Give a damp that is larger by {-curvature:.3g} at the least (other "
-            "directions may need more), make more lower steps, or take value_gap, which needs no "
-            "convexity"
-        )
-    if not isinstance(info.curvature, tuple):
-        kind = np.asarray(info.residual).dtype
-        # The norm of their residuals may grow meanwhile by the root of the condition number.
-        if residual**2 * float(jnp.finfo(kind).eps) > 1:
-            raise ValueError(
-                f"implicit: conjugate gradients left a residual of {residual:.3g} times the right "
-                f"side of their system, which is singular to the precision of {kind}: give a damp, "
-                "add a ridge to the lower loss, or take value_gap"
-            )
-    elif residual > _GROWS:
-        raise ValueError(
-            f"implicit: the linear system is left with a residual of {residual:.3g} times its "
-            "right side: the steps of its solution grow. Give neumann a smaller eta (below 2 over "
-            "the greatest curvature) or a damp, or take cg"
-        )
-
-
-def check_barrier(info: machine.Info) -> None:
-    """Refuses a hypergradient all of whose steps a barrier took back.
-
-    Raises:
-        ValueError: as `check`.
-    """
-    if isinstance(info.crossed, tuple):
-        return
-    crossed, stood = np.asarray(info.crossed), np.asarray(info.stood)
-    is_stuck = (crossed > 0) & (stood == 0)
-    if is_stuck.any():
-        of = f"in {is_stuck.sum()} of {is_stuck.size} hypergradients " if crossed.ndim else ""
-        raise ValueError(
-            f"value_gap: {of}all steps of y crossed the barrier, {crossed[is_stuck].max()} one "
-            "after the other, and were taken back by half. So y is where z is, and nothing is left "
-            f"of the lower level in the gradient. {BARRIER}"
-        )
-
-
-def _warn_of_barrier(info: machine.Info, stacklevel: int) -> None:
-    if isinstance(info.crossed, tuple):
-        return
-    crossed, stood = np.asarray(info.crossed), np.asarray(info.stood)
-    if crossed.any():
+    if not _is_finite(result.grad_x):
+        raise ValueError("hypergradient: it is not finite; hetjax.bilevel.explain says where")
+    check_found(info)
+    if np.any(info.crossed):
+        crossed, stood = np.sum(info.crossed), np.sum(info.stood)
         warnings.warn(
-            f"value_gap: {crossed.sum()} of {crossed.sum() + stood.sum()} steps of y crossed the "
-            "barrier and were taken back by half, which costs their gradients; y went on from the "
-            f"others. If they are many: {BARRIER[0].lower()}{BARRIER[1:]}",
+            f"value_gap: {crossed} of {crossed + stood} steps of y crossed the barrier and were "
+            f"taken back by half. {BARRIER}",
             stacklevel=stacklevel,
         )
 
 
-BARRIER = (  # what to do about steps that cross it
-    "Lower the learning rate of the lower steps, or give the barrier a larger sigma, which turns y "
-    "back sooner, or a larger shift, which lets y farther; upper_steps=, more steps of y, leaves "
-    "more halvings"
-)
+def check_found(info: machine.Info) -> None:
+    """Refuses what is no solution of a linear system, and what a barrier left nothing of.
+
+    Raises:
+        ValueError: as `check`.
+    """
+    if not isinstance(info.residual, tuple):
+        _check_solved(info)
+    crossed, stood = np.asarray(info.crossed), np.asarray(info.stood)
+    is_stuck = (crossed > 0) & (stood == 0)
+    if is_stuck.any():
+        of = f"in {is_stuck.sum()} of {is_stuck.size} hypergradients " if crossed.ndim else ""
+        raise ValueError(f"value_gap: {of}all steps of y crossed the barrier. {BARRIER}")
+
+
+def _check_solved(info: machine.Info) -> None:
+    residual = float(np.max(info.residual))
+    curvature = np.inf if isinstance(info.curvature, tuple) else float(np.min(info.curvature))
+    if curvature <= 0:
+        raise ValueError(
+            f"implicit: the lower loss has the curvature {curvature:.3g}; give cg a damp that is "
+            f"larger by {-curvature:.3g} at least, or take value_gap"
+        )
+    most, way = _GROWS, "give neumann a smaller eta or a damp, or take cg"
+    if not isinstance(info.curvature, tuple):
+        # The norm of their residuals may grow meanwhile by the root of the condition number.
+        most = float(jnp.finfo(np.asarray(info.residual).dtype).eps) ** -0.5
+        way = "it is singular: give cg a damp"
+    if residual > most:
+        raise ValueError(
+            f"implicit: the linear system is left with {residual:.3g} times its right side; {way}"
+        )
+
+
+BARRIER = "Lower the learning rate, or give a larger sigma, shift or upper_steps"
+"""What to do about steps that cross it."""
 
 
 def explain(
@@ -234,27 +151,23 @@ def explain(
         if name := _not_finite(answer):
             return (
                 f"request {number}, {what.kind.value} of the {what.level} level on batch "
-                f"{int(at.batch)}{_block(problem, what, at, batch)}: {_NAMES[name]} is not "
-                f"finite. {_points(at)}"
+                f"{int(at.batch)}{_block(problem, what, at, batch)}: its {name} is not finite. "
+                f"{_points(at)}"
             )
         position, number = estimator.receive(position, answer), number + 1
     return ""
 
 
-_NAMES = {
-    "loss": "the loss",
-    "x": "what is like x",
-    "y": "what is like y",
-    "tangents": "a derivative along a tangent",
-}
-
-
 def _not_finite(answer: problem_lib.Answer) -> str:
     """The first of an answer's sums that is not finite; "" if all are."""
     for name, tree in zip(answer._fields, answer, strict=True):
-        if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(tree)):
+        if not _is_finite(tree):
             return name
     return ""
+
+
+def _is_finite(tree: PyTree) -> bool:
+    return all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(tree))
 
 
 def _block(
@@ -271,11 +184,8 @@ def _block(
 
 def _points(at: problem_lib.At) -> str:
     """Whether the point at which it was asked was finite, in words."""
-    wrong = [
-        name
-        for name, tree in (("x", at.x), ("y", at.y), ("the vector", at.vector))
-        if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(tree))
-    ]
+    points = {"x": at.x, "y": at.y, "the vector": at.vector}
+    wrong = [name for name, tree in points.items() if not _is_finite(tree)]
     if not wrong:
         return "It was asked at finite values: look at the loss and at this batch"
     return f"{' and '.join(wrong)} were not finite before: lower the learning rate of the steps"

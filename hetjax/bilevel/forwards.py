@@ -1,6 +1,7 @@
 """The way forward of an unrolled estimator: its steps. Also forward mode, which holds none."""
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -25,10 +26,7 @@ class Unrolled:
     def begin(self, x: PyTree, y: PyTree, state: machine.State | None) -> Trajectory:
         if self.start == "learned":
             if not isinstance(x, trajectory.Learned):
-                raise ValueError(
-                    "unroll: with start='learned' the upper variable is "
-                    "hetjax.bilevel.Learned(x, start), and start is where the lower level begins"
-                )
+                raise ValueError("unroll: with start='learned' x is hetjax.bilevel.Learned(x, y)")
             x, y = x
         kept: PyTree = ()
         if self.start == "warm" and state is not None:
@@ -98,9 +96,18 @@ class Unrolled:
 
     def made(self, carry: Trajectory) -> Trajectory:
         """The step itself, from the gradients that were asked for."""
-        y, opt = self.lower.step(carry.x, carry.y, carry.opt, carry.gradients, carry.k)
-        y, opt = vectors.like(y, carry.y), vectors.like(opt, carry.opt)
+        y, opt = lower_lib.moved(self.lower, carry.x, carry.y, carry.opt, carry.gradients, carry.k)
         return carry._replace(y=y, opt=opt, k=carry.k + 1)
+
+    def smooth_step(self, opt: PyTree, k: Any) -> tuple[list[jax.Array], Callable]:
+        """The floats of the optimiser's state, and a step `(x, y, floats, gradients)`."""
+        floats, rebuilt = vectors.split(opt)
+
+        def step(x: PyTree, y: PyTree, floats: list, gradients: tuple) -> tuple[PyTree, list]:
+            y, opt = lower_lib.moved(self.lower, x, y, rebuilt(floats), gradients, k)
+            return y, vectors.floats(opt)
+
+        return floats, step
 
     def end(self, carry: Trajectory) -> machine.Result:
         grad_x = carry.grad_x
@@ -150,12 +157,7 @@ class Forward(Unrolled):
         return machine.Ask(what, trajectory.tangents_at, take)
 
     def made(self, carry: Trajectory) -> Trajectory:
-        floats, rebuilt = vectors.split(carry.opt)
-
-        def step(x: PyTree, y: PyTree, floats: list, gradients: tuple) -> tuple[PyTree, list]:
-            y, opt = self.lower.step(x, y, rebuilt(floats), gradients, carry.k)
-            return vectors.like(y, carry.y), vectors.floats(vectors.like(opt, carry.opt))
-
+        floats, step = self.smooth_step(carry.opt, carry.k)
         tangents = carry.tangents
         _, along = jax.linearize(step, carry.x, carry.y, floats, carry.gradients)
         y, opt = jax.vmap(along)(tangents.x, tangents.y, tangents.opt, tangents.gradients)

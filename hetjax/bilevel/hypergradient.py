@@ -37,9 +37,9 @@ def hypergradient(
         variable that was reached in `state.y`; and what was found on the way.
 
     Raises:
-        ValueError: x or y is no pytree of floating-point arrays; the upper loss does not depend on
-            y; the lower step cannot be differentiated; a `Stack` or `Blocks` has wrong shapes; or,
-            if nothing is traced, `check` refuses the result.
+        ValueError: the upper loss does not depend on y; the lower step has the derivative 0; a
+            `Stack` or `Blocks` has wrong shapes; or, if nothing is traced, `check` refuses the
+            result.
 
     Example:
         >>> import jax.numpy as jnp, optax
@@ -55,7 +55,6 @@ def hypergradient(
         >>> float(grad_x), float(state.y)
         (2.0, 3.0)
     """
-    diagnosis.check_floating(x=x, y=y)
     given = batches_lib.Batches() if batches is None else batches
 
     def answered(what: problem_lib.What, at: problem_lib.At) -> problem_lib.Answer:
@@ -63,7 +62,13 @@ def hypergradient(
 
     program = estimator.program(x)
     for level, number in machine.num_batches(program).items():
-        diagnosis.check_stack(level, getattr(given, level), number)
+        stack = getattr(given, level)
+        if isinstance(stack, batches_lib.Stack):
+            sizes = batches_lib.lengths_of(stack.batches)
+            if len(sizes) != 1 or min(sizes) < number:
+                raise ValueError(
+                    f"Stack: the {level} batches are {sorted(sizes)}; the estimator needs {number}"
+                )
     carry = estimator.begin(x, y, state)
     at = problem_lib.At(carry.x, carry.y)
     first = problem_lib.batch_of(given, _UPPER, at)

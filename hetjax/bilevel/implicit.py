@@ -17,11 +17,7 @@ from hetjax.bilevel import lower as lower_lib
 from hetjax.bilevel.problem import LOWER, UPPER, Answer, At, Kind, What
 from hetjax.types import PyTree
 
-_WITHOUT_STEP = "another solve, such as cg(10) or scaled(eta), or value_gap"
-_NEEDS_ALL = (
-    "its linear system is that of one Hessian at one point; of replicas that differ the products "
-    "are of no symmetric matrix"
-)
+_NEEDS_ALL = "its linear system is that of one Hessian at one point"
 
 
 class Implied(NamedTuple):
@@ -75,25 +71,17 @@ def implicit(
         (conjugate gradients); Lorraine, Vicol, Duvenaud, "Optimizing millions of hyperparameters by
         implicit differentiation", 2019, arXiv 1911.02590 (Neumann).
     """
-    lower_lib.check(lower, "implicit")
+    lower_lib.check(lower, "implicit", of_lower_alone=True)
     if not isinstance(solve, solvers.Solver | None):
-        raise ValueError(
-            f"implicit: solve is {solve!r}; give one of hetjax.bilevel.cg(10), neumann(Q, eta), "
-            "scaled(eta), one_step(), rank_one()"
-        )
+        raise ValueError(f"implicit: solve is {solve!r}; give a solver, such as cg(10)")
     if cross not in ("jvp", "fd"):
         raise ValueError(f"implicit: cross is {cross!r}; it must be one of 'jvp', 'fd'")
-    if lower.levels != (LOWER,) or num_steps < 0:
-        raise ValueError(
-            f"implicit: {num_steps} steps by gradients of {' and '.join(lower.levels)}; give at "
-            "least 0 steps of descent(tx): the minimum of the lower loss alone is differentiated. "
-            "For aggregate(tx) take unroll"
-        )
     solve = solvers.cg(10) if solve is None else solve
-    if solve.kind == "optimizer" and not num_steps:
-        raise ValueError("implicit: one_step() goes through the last lower step; make at least 1")
+    least = int(solve.kind == "optimizer")  # which goes through the last step
+    if num_steps < least:
+        raise ValueError(f"implicit: num_steps is {num_steps}; give at least {least}")
     if fd_step <= 0:
-        raise ValueError(f"implicit: fd_step is {fd_step}; it is a distance: give a positive one")
+        raise ValueError(f"implicit: fd_step is {fd_step}; give a positive distance")
     distance = fd_step if cross == "fd" else None
     made = _Implicit(lower, num_steps, solve, distance, warm and solve.warm is not None)
     return machine.Estimator(made.begin, made.program, made.end, needs_all=_NEEDS_ALL)
@@ -150,12 +138,15 @@ class _Implicit(NamedTuple):
     def system(self) -> tuple[machine.Step, ...]:
         """The products, all on the next batch of the lower level."""
 
+        def along(carry: Implied) -> At:
+            return At(carry.x, carry.y, carry.k, carry.solving.vector)
+
         def product(take: Callable, *, is_new: bool) -> machine.Ask:
             def taken(carry: Implied, answer: Answer) -> Implied:
                 product = vectors.like(answer.y, carry.y)
                 return carry._replace(solving=take(carry.solving, product))
 
-            return machine.Ask(What(Kind.PRODUCTS, LOWER, is_new=is_new), _along_vector, taken)
+            return machine.Ask(What(Kind.PRODUCTS, LOWER, is_new=is_new), along, taken)
 
         first, num_others = self.solve.take, self.solve.num_products - 1
         if self.warm:
@@ -169,8 +160,15 @@ class _Implicit(NamedTuple):
     def cross(self, *, is_new: bool) -> tuple[machine.Step, ...]:
         """Subtracts the cross product with v."""
         if self.fd_step is None:
+
+            def along(carry: Implied) -> At:
+                return At(carry.x, carry.y, carry.k, carry.solving.solution)
+
+            def subtracted(carry: Implied, answer: Answer) -> Implied:
+                return carry._replace(grad_x=vectors.add(carry.grad_x, answer.x, -1.0))
+
             what = What(Kind.PRODUCTS, LOWER, ("x",), is_new=is_new)
-            return (machine.Ask(what, _along_solution, _take_cross),)
+            return (machine.Ask(what, along, subtracted),)
         return tuple(
             machine.Ask(
                 What(Kind.GRADIENT, LOWER, ("x",), is_new=is_new and sign > 0),
@@ -195,13 +193,8 @@ class _Implicit(NamedTuple):
         return carry._replace(grad_x=vectors.add(carry.grad_x, answer.x, scale))
 
     def made(self, carry: Implied) -> Implied:
-        y, opt = self.lower.step(carry.x, carry.y, carry.opt, carry.gradients, carry.k)
-        return carry._replace(
-            y=vectors.like(y, carry.y),
-            opt=vectors.like(opt, carry.opt),
-            k=carry.k + 1,
-            before=(carry.y, carry.opt),
-        )
+        y, opt = lower_lib.moved(self.lower, carry.x, carry.y, carry.opt, carry.gradients, carry.k)
+        return carry._replace(y=y, opt=opt, k=carry.k + 1, before=(carry.y, carry.opt))
 
     def take_upper(self, carry: Implied, answer: Answer) -> Implied:
         right = vectors.like(answer.y, carry.y)
@@ -221,10 +214,9 @@ class _Implicit(NamedTuple):
         y, opt = carry.before
 
         def step(gradients: tuple) -> PyTree:
-            moved, _ = self.lower.step(carry.x, y, opt, gradients, carry.k - 1)
-            return vectors.like(moved, y)
+            return lower_lib.moved(self.lower, carry.x, y, opt, gradients, carry.k - 1)[0]
 
-        pull = diagnosis.pull_through(step, carry.gradients, instead=_WITHOUT_STEP)
+        pull = diagnosis.pull_through(step, carry.gradients)
         ((pulled,),) = pull(carry.solving.right)
         solution = jax.tree.map(jnp.negative, pulled)
         return carry._replace(solving=carry.solving._replace(solution=solution))
@@ -250,20 +242,8 @@ def _at_step(carry: Implied) -> At:
     return At(carry.x, carry.y, carry.k)
 
 
-def _along_vector(carry: Implied) -> At:
-    return _at_step(carry)._replace(vector=carry.solving.vector)
-
-
-def _along_solution(carry: Implied) -> At:
-    return _at_step(carry)._replace(vector=carry.solving.solution)
-
-
 def _take_gradient(carry: Implied, answer: Answer) -> Implied:
     return carry._replace(
         gradients=(vectors.like(answer.y, carry.y),),
         lower_loss=answer.loss.astype(carry.loss.dtype),
     )
-
-
-def _take_cross(carry: Implied, answer: Answer) -> Implied:
-    return carry._replace(grad_x=vectors.add(carry.grad_x, answer.x, -1.0))

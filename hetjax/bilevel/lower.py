@@ -48,16 +48,24 @@ Optimizer: TypeAlias = (
 )
 
 
-def check(lower: Any, estimator: str) -> None:
-    """Refuses what is no lower step.
+def moved(
+    lower: Lower, x: PyTree, y: PyTree, state: PyTree, gradients: tuple[PyTree, ...], k: Any
+) -> tuple[PyTree, PyTree]:
+    """A step whose y and state have the types of those before, as a loop keeps them."""
+    return vectors.like(lower.step(x, y, state, gradients, k), (y, state))
+
+
+def check(lower: Any, estimator: str, *, of_lower_alone: bool = False) -> None:
+    """Refuses what is no lower step, or one by other gradients than an estimator can do with.
 
     Raises:
-        ValueError: it is no lower step.
+        ValueError: it is none, or takes the upper gradient where it is to be `of_lower_alone`.
     """
     if not isinstance(lower, Lower):
+        raise ValueError(f"{estimator}: lower is {lower!r}; give descent(tx) or aggregate(tx)")
+    if of_lower_alone and lower.levels != (problem.LOWER,):
         raise ValueError(
-            f"{estimator}: lower is {lower!r}; give the steps of the lower level, such as "
-            "hetjax.bilevel.descent(optax.sgd(0.1))"
+            f"{estimator}: lower takes gradients of both levels; give descent(tx), or take unroll"
         )
 
 
@@ -125,10 +133,7 @@ def _of_optimizer(
 ) -> Lower:
     """Steps of an optimiser along a direction made of the gradients of these levels."""
     if not (isinstance(tx, optax.GradientTransformation) or callable(tx)):
-        raise ValueError(
-            f"{caller}: {tx!r} is no optimiser; give one of optax, such as optax.sgd(0.1), or a "
-            "function of x that makes one"
-        )
+        raise ValueError(f"{caller}: tx is {tx!r}; give an optax optimiser, or a function of x")
 
     def made(x: PyTree) -> optax.GradientTransformation:
         return tx if isinstance(tx, optax.GradientTransformation) else tx(x)

@@ -211,7 +211,7 @@ def _repeated(repeat: Repeat, carry: PyTree, answer: Answering) -> PyTree:
 def num_batches(program: tuple[Step, ...]) -> dict[str, int]:
     """How many batches of each level a program asks for."""
     found = {problem_lib.UPPER: 0, problem_lib.LOWER: 0}
-    for what, times in _asked_for(program):
+    for what, times in asked_for(program):
         found[what.level] += times * what.is_new
     return found
 
@@ -219,18 +219,18 @@ def num_batches(program: tuple[Step, ...]) -> dict[str, int]:
 def cost(program: tuple[Step, ...]) -> problem_lib.Cost:
     """What a program costs; the most it may, if a `Repeat` may do fewer."""
     total = problem_lib.Cost()
-    for what, times in _asked_for(program):
+    for what, times in asked_for(program):
         total = total.plus(problem_lib.cost_of(what), times)
     return total
 
 
-def _asked_for(program: tuple[Step, ...], times: int = 1) -> Iterator[tuple[problem_lib.What, int]]:
+def asked_for(program: tuple[Step, ...], times: int = 1) -> Iterator[tuple[problem_lib.What, int]]:
     """What a program asks for, and how often; at most, if a `Repeat` may do fewer."""
     for step in program:
         if isinstance(step, Ask):
             yield step.what, times
         elif isinstance(step, Repeat):
-            yield from _asked_for(step.steps, times * step.times)
+            yield from asked_for(step.steps, times * step.times)
 
 
 # --- One request at a time: where the program stands, as Python numbers ---

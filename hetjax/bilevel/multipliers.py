@@ -47,10 +47,7 @@ def const(value: float) -> Multiplier:
     """
     is_traced = isinstance(value, jax.core.Tracer)
     if not is_traced and not (isinstance(value, Real | jax.Array) and value > 0):
-        raise ValueError(
-            f"value_gap: a multiplier of {value!r}; give a positive number, or one of const, ramp, "
-            "growing, exterior, barrier, dynamic"
-        )
+        raise ValueError(f"multiplier: got {value!r}; give a positive number, or such as growing()")
     return growing(value)
 
 

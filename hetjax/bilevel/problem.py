@@ -155,10 +155,7 @@ def answer(problem: Bilevel, what: What, at: At, batch: Any) -> Answer:
     if not isinstance(batch, Blocks):
         return _answer(mean(loss), what, at, batch)
     if per_example.split(at.x)[1]:
-        raise ValueError(
-            "Blocks: x has PerExample leaves, one row for each example of the whole batch. Give a "
-            "plain array, and let the loss find its rows by an index: x[batch.index]"
-        )
+        raise ValueError("Blocks: x has PerExample leaves; give arrays, read as x[batch.index]")
     both, first = ratio(loss), batch.block(0)
     depends = weights_depend(both, what, at, first)
 

@@ -28,17 +28,16 @@ class Backwards(forwards.Unrolled):
             )
             for index, level in enumerate(self.lower.levels)
         ]
-        return (machine.Then(self.pulled), *asks, machine.Then(trajectory.one_less))
+        return (
+            machine.Then(self.pulled),
+            *asks,
+            machine.Then(lambda carry: carry._replace(k=carry.k - 1)),
+        )
 
     def pulled(self, carry: Trajectory) -> Trajectory:
         """Pulls the adjoint through the optimiser of step k - 1; products come next."""
         moment = self.moment(carry)
-        floats, rebuilt = vectors.split(moment.opt)
-
-        def step(x: PyTree, y: PyTree, floats: list, gradients: tuple) -> tuple[PyTree, list]:
-            y, opt = self.lower.step(x, y, rebuilt(floats), gradients, carry.k - 1)
-            return vectors.like(y, moment.y), vectors.floats(vectors.like(opt, moment.opt))
-
+        floats, step = self.smooth_step(moment.opt, carry.k - 1)
         pull = diagnosis.pull_through(step, carry.x, moment.y, floats, moment.gradients)
         x, y, opt, gradients = pull(carry.adjoint)
         grad_x = vectors.add(carry.grad_x, x)
@@ -70,13 +69,10 @@ class Reverse(Backwards):
         return vectors.item(carry.past, carry.k - 1 - (self.num_steps - self.held))
 
     def program(self, x: PyTree) -> tuple[machine.Step, ...]:
-        def fewer(
-            carry: Trajectory,
-        ) -> jax.Array:  # steps back, from the iterate that was taken
-            return jnp.minimum(carry.k, self.back)
-
-        back = self.backward(), fewer if self.picks_worst else None
-        way = (*self.ways(x), machine.Repeat(self.back, *back))
+        fewer = None  # steps back, from the iterate that was taken
+        if self.picks_worst:
+            fewer = lambda carry: jnp.minimum(carry.k, self.back)  # noqa: E731
+        way = (*self.ways(x), machine.Repeat(self.back, self.backward(), fewer))
         return (*way, machine.Then(self.begun)) if self.held == self.num_steps else way
 
     def begun(self, carry: Trajectory) -> Trajectory:

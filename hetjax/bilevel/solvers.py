@@ -165,7 +165,7 @@ def rank_one(damp: float = 0.0) -> Solver:
 
 def _check_number(solver: str, name: str, given: int) -> None:
     if given < 1:
-        raise ValueError(f"{solver}: {name} is {given}; give at least 1, or the solution stays 0")
+        raise ValueError(f"{solver}: {name} is {given}; give at least 1")
 
 
 def _from_nothing(right: PyTree, start: PyTree | None) -> Solving:

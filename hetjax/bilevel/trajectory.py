@@ -122,10 +122,6 @@ def take_products(carry: Trajectory, answer: Answer) -> Trajectory:
     )
 
 
-def one_less(carry: Trajectory) -> Trajectory:
-    return carry._replace(k=carry.k - 1)
-
-
 def through_first(
     init: Callable[[PyTree, PyTree], PyTree], y: PyTree, carry: Trajectory
 ) -> Trajectory:

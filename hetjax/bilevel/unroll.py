@@ -10,10 +10,7 @@ asked for. Reverse mode holds the trajectory and asks for its batches again. For
 from hetjax.bilevel import forwards, machine, reverse
 from hetjax.bilevel import lower as lower_lib
 
-_NEEDS_ALL = (
-    "the way back goes through the steps as all workers made them; steps that were averaged with "
-    "neighbours' would need the neighbours' products, too"
-)
+_NEEDS_ALL = "the way back goes through the steps as all workers made them"
 _OPTIONS = {
     "mode": ("reverse", "forward", "displacement"),
     "start": ("warm", "cold", "learned"),
@@ -78,24 +75,15 @@ def _check(num_steps: int, back: int, *, checkpoint: bool, **chosen: str) -> Non
             raise ValueError(f"unroll: {name} is {given!r}; it must be one of {known}")
     if num_steps < 1 or not 0 <= back <= num_steps:
         raise ValueError(
-            f"unroll: {num_steps} steps of which {back} are differentiated; give at least one "
-            "step, and back between 0 and their number"
+            f"unroll: {num_steps} steps, back={back}; give at least 1 step, and back from 0 to all"
         )
-    is_forward = chosen["mode"] == "forward"
-    if is_forward and (back < num_steps or checkpoint or chosen["start"] == "learned"):
+    is_whole, is_learned = back == num_steps, chosen["start"] == "learned"
+    of_last = is_whole and chosen["pick"] == "last"
+    if chosen["mode"] == "forward" and (not is_whole or checkpoint or is_learned):
+        raise ValueError("unroll: mode='forward' goes without back, checkpoint, start='learned'")
+    if chosen["mode"] == "displacement" and (checkpoint or not (of_last and is_learned)):
         raise ValueError(
-            "unroll: forward mode differentiates all steps as they are made, holds nothing, and "
-            "has no gradient of the start; take mode='reverse' for back, checkpoint or "
-            "start='learned'"
+            "unroll: mode='displacement' is for start='learned', without back, checkpoint, pick"
         )
-    is_plain = back == num_steps and not checkpoint and chosen["pick"] == "last"
-    if chosen["mode"] == "displacement" and not (is_plain and chosen["start"] == "learned"):
-        raise ValueError(
-            "unroll: mode='displacement' is for start='learned' alone, and differentiates nothing; "
-            "leave out back, checkpoint and pick"
-        )
-    if checkpoint and (back < num_steps or chosen["pick"] == "worst"):
-        raise ValueError(
-            "unroll: checkpoints are for all steps of the last iterate; leave out back= and "
-            "pick='worst', or checkpoint=True"
-        )
+    if checkpoint and not of_last:
+        raise ValueError("unroll: checkpoint goes without back and pick='worst'")

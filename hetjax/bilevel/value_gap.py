@@ -80,39 +80,26 @@ def value_gap(
         Shen, Chen, "On penalty-based bilevel gradient descent method", 2023, arXiv 2302.05185;
         Ye, Liu, Wright, Stone, Liu, "BOME!", 2022, arXiv 2209.08709 (dynamic).
     """
-    lower_lib.check(lower, "value_gap")
+    lower_lib.check(lower, "value_gap", of_lower_alone=True)
     if not isinstance(multiplier, multipliers.Multiplier):
         multiplier = multipliers.const(multiplier)
     if upper_steps is None:
         upper_steps = num_steps if prox is None else 1
-    if lower.levels != (LOWER,):
+    least = 2 if multiplier.is_barrier else 0  # a step counts when the next one has seen it
+    if num_steps < 1 or upper_steps < least or (prox is not None and prox <= 0):
         raise ValueError(
-            "value_gap: the steps use gradients of both levels; give descent(tx): the penalty adds "
-            "the upper gradient itself"
+            f"value_gap: {num_steps} steps, upper_steps={upper_steps}, prox={prox}; give at least "
+            f"1 step, {least} upper_steps, and a positive prox"
         )
-    if num_steps < 1 or upper_steps < 0 or (prox is not None and prox <= 0):
-        raise ValueError(
-            f"value_gap: {num_steps} steps of z, {upper_steps} of y, prox={prox}; give at least "
-            "one step of z, none or more of y, and a positive prox"
-        )
-    if multiplier.is_barrier and upper_steps < 2:
-        raise ValueError(
-            f"value_gap: {upper_steps} steps of y behind a barrier; give at least 2. A step counts "
-            "when the next one has seen that it did not cross, so y would stay where z is"
-        )
-    is_special = multiplier.is_barrier or multiplier.pull is not None
-    if (central and (is_special or prox is not None)) or (prox is not None and is_special):
-        raise ValueError(
-            "value_gap: central, prox, a barrier and a dynamic multiplier each move y and z in a "
-            "way of their own; take one of them"
-        )
+    is_dynamic = multiplier.pull is not None
+    if central + (prox is not None) + multiplier.is_barrier + is_dynamic > 1:
+        raise ValueError("value_gap: take one of central, prox, a barrier, a dynamic multiplier")
     made = _ValueGap(lower, num_steps, upper_steps, multiplier, prox, central)
     needs_all = needs_x = ""
-    if multiplier.pull is not None:
-        needs_all = "a dynamic multiplier is made of inner products of whole gradients"
-        needs_x = "a dynamic multiplier is made of inner products of gradients in x"
+    if is_dynamic:
+        needs_all = needs_x = "a dynamic multiplier is made of inner products of whole gradients"
     elif multiplier.is_barrier:
-        needs_all = "a barrier takes back a step by the loss of all examples, for all workers alike"
+        needs_all = "a barrier takes back a step by the loss of all examples"
     return machine.Estimator(made.begin, made.program, made.end, needs_all, needs_x)
 
 
@@ -155,7 +142,7 @@ class _ValueGap(NamedTuple):
             lower_loss=number,
             grad_x=vectors.zeros_like(x),
             grad_gap=vectors.zeros_like(x),
-            grad_y=(none, none),
+            grad_y=(none, none) if self.is_dynamic else ((), ()),
             safe=y,
             crossed=zero,
             stood=zero - 1,
@@ -223,9 +210,7 @@ class _ValueGap(NamedTuple):
         return gap._replace(z=z, opt_z=opt, k=gap.k + 1)
 
     def stepped(self, gap: Gap, y: PyTree, opt: PyTree, gradient: PyTree) -> tuple:
-        gradients = (vectors.like(gradient, y),)
-        new, new_opt = self.lower.step(gap.x, y, opt, gradients, gap.k)
-        return vectors.like(new, y), vectors.like(new_opt, opt)
+        return lower_lib.moved(self.lower, gap.x, y, opt, (vectors.like(gradient, y),), gap.k)
 
     def take_least(self, gap: Gap, answer: Answer) -> Gap:
         """Takes f at z, with its ridge."""
@@ -278,19 +263,19 @@ class _ValueGap(NamedTuple):
         return jax.tree.map(lambda a, b: (a + b) / 2, gap.y, gap.z)
 
     def take_upper(self, gap: Gap, answer: Answer) -> Gap:
-        of_upper = vectors.like(answer.y, gap.y) if self.is_dynamic else gap.grad_y[0]
+        of_upper, of_lower = gap.grad_y
         return gap._replace(
             loss=answer.loss.astype(gap.loss.dtype),
             grad_x=vectors.like(answer.x, gap.x),
-            grad_y=(of_upper, gap.grad_y[1]),
+            grad_y=(vectors.like(answer.y, of_upper), of_lower),
         )
 
     def take_at_y(self, gap: Gap, answer: Answer) -> Gap:
-        of_lower = vectors.like(answer.y, gap.y) if self.is_dynamic else gap.grad_y[1]
+        of_upper, of_lower = gap.grad_y
         return gap._replace(
             lower_loss=answer.loss.astype(gap.loss.dtype),
             grad_gap=vectors.like(answer.x, gap.x),
-            grad_y=(gap.grad_y[0], of_lower),
+            grad_y=(of_upper, vectors.like(answer.y, of_lower)),
         )
 
     def take_at_z(self, gap: Gap, answer: Answer) -> Gap:

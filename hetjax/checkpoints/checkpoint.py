@@ -15,7 +15,6 @@ import json
 import os
 import pathlib
 import shutil
-import sys
 from collections.abc import Callable
 from concurrent import futures
 from typing import Any, NamedTuple
@@ -23,8 +22,8 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
+from hetjax import messages
 from hetjax.checkpoints import files as files_lib
-from hetjax.checkpoints import leaves
 
 STAGES = ("begin", "arrays", "manifest", "commit", "prune", "end")
 """The stages of one checkpoint's writing; it is committed between `commit` and `prune`."""
@@ -53,7 +52,7 @@ class Checkpoints:
         on_stage: called in the background thread as each of the `STAGES` begins.
 
     Raises:
-        ValueError: `keep` is less than 1, or the directory cannot be made or written to.
+        ValueError: the directory cannot be made or written to.
     """
 
     def __init__(
@@ -63,8 +62,6 @@ class Checkpoints:
         keep: int = 2,
         on_stage: Callable[[str], None] | None = None,
     ) -> None:
-        if keep < 1:
-            raise ValueError(f"keep is {keep}; at least 1 checkpoint has to stay")
         self._directory = pathlib.Path(directory)
         self._keep = keep
         self._on_stage = on_stage or (lambda stage: None)
@@ -77,8 +74,7 @@ class Checkpoints:
             self.latest: int | None = max(files_lib.steps(self._directory), default=None)
         except OSError as error:
             raise ValueError(
-                f"no checkpoints can be kept in {str(directory)!r}: {error}; give a directory "
-                "that can be written"
+                f"no checkpoints can be kept in {str(directory)!r}: {error}"
             ) from error
         self._thread = futures.ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending: futures.Future[None] | None = None
@@ -87,30 +83,16 @@ class Checkpoints:
         """Begins to write a checkpoint, once the one before it is written, and returns.
 
         Args:
-            step: 0 or more, and more than `latest`, the step of the newest in the directory.
+            step: more than `latest`, the step of the newest in the directory.
             arrays: by name, as `flatten` gives them; not to be changed until they are written.
             about: JSON values; floats must be finite.
 
         Raises:
-            ValueError: an argument is not allowed, or the save before this one failed.
+            ValueError: the save before this one failed.
         """
         self.wait()
-        if step < 0:
-            raise ValueError(f"checkpoint {step}: a step is 0 or more")
-        if self.latest is not None and step <= self.latest:
-            raise ValueError(
-                f"checkpoint {step} in {str(self._directory)!r}, where {self.latest} is the "
-                "newest; go on from that one, or give an empty directory"
-            )
-        for name, array in arrays.items():
-            if not isinstance(array, np.ndarray):
-                raise ValueError(f"{name!r} is a {type(array).__name__}, not a host array")
-            leaves.check_dtype(name, array.dtype)
         index = {name: [str(array.dtype), list(array.shape)] for name, array in arrays.items()}
-        try:
-            text = json.dumps({"about": about, "arrays": index}, indent=1, allow_nan=False)
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"`about` holds something that JSON does not: {error}") from error
+        text = json.dumps({"about": about, "arrays": index}, indent=1, allow_nan=False)
         # Orbax refuses arrays without elements; the index alone has them.
         self._pending = self._thread.submit(
             self._write, step, {n: a for n, a in arrays.items() if a.size}, text
@@ -155,8 +137,7 @@ class Checkpoints:
             shutil.rmtree(partial, ignore_errors=True)
             raise ValueError(
                 f"checkpoint {step} could not be written to {str(self._directory)!r}: "
-                f"{files_lib.reason(error)}; see that there is room and that the directory "
-                "can be written, then resume: the checkpoints before it are untouched"
+                f"{files_lib.reason(error)}; the checkpoints before it are untouched"
             ) from error
         self._on_stage("prune")
         self._prune()
@@ -164,22 +145,15 @@ class Checkpoints:
 
     def _check_room(self, num_bytes: int) -> None:
         """Finds a full disk first: Orbax prints an error for each array that it cannot write."""
-        needed, free = num_bytes + (1 << 20), shutil.disk_usage(self._directory).free
-        if free < needed:
-            raise OSError(
-                errno.ENOSPC,
-                f"{os.strerror(errno.ENOSPC)}: {needed >> 20} MB needed, {free >> 20} MB free",
-            )
+        if shutil.disk_usage(self._directory).free < num_bytes + (1 << 20):
+            raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)} for {num_bytes >> 20} MB")
 
     def _prune(self) -> None:
         for step in sorted(files_lib.steps(self._directory))[: -self._keep]:
             try:
                 _remove(self._directory, step)
             except OSError as error:
-                raise ValueError(
-                    f"the old checkpoint {step} in {str(self._directory)!r} could not be removed: "
-                    f"{error}; remove it by hand, or see that the directory can be written"
-                ) from error
+                raise ValueError(f"old checkpoint {step} could not be removed: {error}") from error
 
 
 def newest(directory: str | pathlib.Path, *, mend: bool = True) -> Saved | None:
@@ -207,8 +181,7 @@ def newest(directory: str | pathlib.Path, *, mend: bool = True) -> Saved | None:
                     _set_aside(path, str(damage))
     except OSError as error:
         raise ValueError(
-            f"the checkpoints in {str(directory)!r} cannot be read: {error}; see that the "
-            "directory is there and that this user may read and write it"
+            f"the checkpoints in {str(directory)!r} cannot be read: {error}"
         ) from error
     return None
 
@@ -235,8 +208,7 @@ def read(directory: str | pathlib.Path, step: int) -> Saved:
         return _read(path)
     except (files_lib.DamageError, OSError) as error:
         raise ValueError(
-            f"checkpoint {str(path)!r} cannot be read here: {error}; all processes of a run need "
-            "to see the same directory"
+            f"checkpoint {str(path)!r} cannot be read: {error}; all processes need to see it"
         ) from error
 
 
@@ -274,13 +246,10 @@ def _read(path: pathlib.Path) -> Saved:
 def _set_aside(path: pathlib.Path, damage: str) -> None:
     names = [f"{path.name}.damaged", *(f"{path.name}.damaged-{n}" for n in range(2, 1000))]
     target = next(path.with_name(n) for n in names if not os.path.lexists(path.with_name(n)))
+    where = f"set aside as {target.name!r}"
     try:
         path.rename(target)
-        where = f"it was set aside as {target.name!r}"
     except OSError as error:  # the directory is read-only, or another process did it
-        where = f"it could not be set aside ({error})"
-    print(
-        f"checkpoint {str(path)!r} is damaged ({damage}); {where}, and the one before it is taken",
-        file=sys.stderr,
-        flush=True,
-    )
+        where = f"not set aside ({error})"
+    said = f"checkpoint {str(path)!r} is damaged ({damage}) and {where}"
+    messages.say(f"{said}; the one before it is taken")

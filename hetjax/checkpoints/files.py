@@ -64,8 +64,7 @@ def verify(path: pathlib.Path, only: str | None = None) -> None:
         raise DamageError(f"{_MANIFEST} is not what was written")
     if version != _FORMAT:
         raise ValueError(
-            f"checkpoint {str(path)!r} has format {version} and this version of hetjax reads "
-            f"format {_FORMAT}; take the version that wrote it, or give another directory"
+            f"checkpoint {str(path)!r} has format {version}; this version of hetjax reads {_FORMAT}"
         )
     if only is None:
         found = set(_plain_files(path)) - {_MANIFEST}
@@ -74,12 +73,7 @@ def verify(path: pathlib.Path, only: str | None = None) -> None:
         if unlisted := sorted(found - files.keys()):
             raise DamageError(f"{unlisted[0]} is not in {_MANIFEST}")
     for name, entry in files.items():
-        if only not in (None, name):
-            continue
-        size = (path / name).stat().st_size
-        if size != entry["size"]:
-            raise DamageError(f"{name} has {size} bytes in place of {entry['size']}")
-        if _file_entry(path / name) != entry:
+        if only in (None, name) and _file_entry(path / name) != entry:
             raise DamageError(f"the SHA-256 sum of {name} is another")
 
 

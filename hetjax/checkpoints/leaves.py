@@ -41,10 +41,7 @@ def flatten(tree: types.PyTree, prefix: str = "") -> dict[str, np.ndarray]:
             leaf.copy_to_host_async()  # all copies begin before the first is waited for
     arrays = {name: _to_host(name, leaf) for name, leaf in named}
     if len(arrays) < len(named):
-        raise ValueError(
-            "two leaves of the tree to be saved have the same name; its containers need keys "
-            "whose texts differ"
-        )
+        raise ValueError("two leaves of the tree to be saved have the same name")
     return arrays
 
 
@@ -85,22 +82,17 @@ def unflatten(
     ]
     if wrong:
         more = f"; and {len(wrong) - 3} more" if len(wrong) > 3 else ""
-        raise ValueError(
-            f"the checkpoint does not fit this run: {'; '.join(wrong[:3])}{more}. It was made "
-            "with another model, optimiser, policy or version: resume it with the "
-            "configuration that it was made with, or give another directory"
-        )
+        raise ValueError(f"the checkpoint does not fit this run: {'; '.join(wrong[:3])}{more}")
     values = [_like(leaf, arrays[name]) for name, leaf in named]
     return jax.tree.unflatten(jax.tree.structure(like), values)
 
 
-Signature = tuple[Any, list[tuple[tuple[int, ...], Any]]]
+Signature = dict[str, str]
 
 
 def signature(state: types.PyTree) -> Signature:
-    """Structure, shapes and dtypes of a part's state; keeps no array."""
-    found, structure = jax.tree.flatten(state)
-    return structure, [_shape_and_dtype(leaf) for leaf in found]
+    """The names, shapes and dtypes of a part's state; keeps no array."""
+    return {name: _shape_and_dtype(leaf) for name, leaf in _named_leaves(state, "state")}
 
 
 def check_begun(state: types.PyTree, maker: str) -> None:
@@ -120,42 +112,27 @@ def check_begun(state: types.PyTree, maker: str) -> None:
 
 
 def check_kept(state: types.PyTree, before: Signature, maker: str) -> None:
-    """Refuses a part's state whose form differs from before; arguments as for `check_begun`.
+    """Refuses a part's state whose leaves differ from before; arguments as for `check_begun`.
 
     Raises:
-        ValueError: its structure, or a shape or dtype, has changed.
+        ValueError: a name, shape or dtype has changed.
     """
-    if (after := signature(state)) == before:
-        return
-    raise ValueError(
-        f"{maker} returned a state with {_first_change(before, after)}. A state keeps the "
-        "structure, shapes and dtypes that init gave it, so that a checkpoint can hold it: let "
-        "init make all that will be needed, such as an array of a fixed number of rounds"
-    )
+    after = signature(state)
+    for name in [*after, *before]:
+        now, then = after.get(name, "gone"), before.get(name, "nothing")
+        if now != then:
+            raise ValueError(
+                f"{maker} returned a state with {name} {now}, where init made {then}; a state keeps"
+                " its structure, shapes and dtypes"
+            )
 
 
 _OF_NUMBERS = {kind: ((), np.dtype(kind)) for kind in (bool, int, float)}
 
 
-def _shape_and_dtype(leaf: Any) -> tuple[tuple[int, ...], Any]:
-    if (number := _OF_NUMBERS.get(type(leaf))) is not None:
-        return number
-    return getattr(leaf, "shape", ()), getattr(leaf, "dtype", type(leaf))
-
-
-def _first_change(before: Signature, after: Signature) -> str:
-    """Where a state first differs from the one before, and how."""
-    old, new = _by_name(before), _by_name(after)
-    for name in [*new, *old]:
-        if old.get(name) != new.get(name):
-            return f"{name} {new.get(name, 'gone')}, where init made {old.get(name, 'nothing')}"
-    return "other containers than init made"
-
-
-def _by_name(state: Signature) -> dict[str, str]:
-    structure, found = state
-    texts = [f"{dtype}{list(shape)}" for shape, dtype in found]
-    return dict(_named_leaves(jax.tree.unflatten(structure, texts), "state"))
+def _shape_and_dtype(leaf: Any) -> str:
+    shape, dtype = _OF_NUMBERS.get(type(leaf), ((), type(leaf)))
+    return f"{getattr(leaf, 'dtype', dtype)}{list(getattr(leaf, 'shape', shape))}"
 
 
 def form_of(tree: types.PyTree) -> Any:
@@ -226,32 +203,23 @@ def _is_key(leaf: Any) -> bool:
 def _to_host(name: str, leaf: Any) -> np.ndarray:
     if isinstance(leaf, jax.Array):
         if not (leaf.is_fully_addressable or leaf.is_fully_replicated):
-            raise ValueError(
-                f"{name!r} lies on devices of other processes; gather it before it is saved"
-            )
+            raise ValueError(f"{name!r} lies on devices of other processes")
         # A copy: with a view XLA would have to copy the array when the next round donates it.
         return np.array(jax.random.key_data(leaf) if _is_key(leaf) else leaf)
     if isinstance(leaf, int) and not _INT64.min <= leaf <= _INT64.max:
-        raise ValueError(f"{name!r} is the int {leaf}, of more than 64 bits; save it in parts")
+        raise ValueError(f"{name!r} is the int {leaf}, of more than 64 bits")
     if not isinstance(leaf, np.ndarray | np.generic | bool | int | float):
         raise ValueError(
-            f"{name!r} is a {type(leaf).__name__}; a checkpoint holds arrays and numbers, what "
-            "else is to be saved goes into `about`"
+            f"{name!r} is a {type(leaf).__name__}; a checkpoint holds arrays and numbers"
         )
     array = np.array(leaf)
     array = array.astype(array.dtype.newbyteorder("="), copy=False)
-    check_dtype(name, array.dtype)
-    return array
-
-
-def check_dtype(name: str, dtype: np.dtype) -> None:
-    """Refuses what a checkpoint does not hold."""
-    is_number = jax.dtypes.issubdtype(dtype, np.number) or dtype == np.bool_
-    if not is_number or dtype in (np.longdouble, np.clongdouble):
+    is_number = jax.dtypes.issubdtype(array.dtype, np.number) or array.dtype == np.bool_
+    if not is_number or array.dtype in (np.longdouble, np.clongdouble):
         raise ValueError(
-            f"{name!r} has dtype {dtype}; a checkpoint holds bool, integers, and real and "
-            "complex numbers of at most 64 bits a part"
+            f"{name!r} is {array.dtype}; a checkpoint holds bools and numbers of 64 bits at most"
         )
+    return array
 
 
 def _difference(name: str, leaf: Any, stored: np.ndarray, check_shapes: bool) -> str | None:
@@ -264,10 +232,7 @@ def _difference(name: str, leaf: Any, stored: np.ndarray, check_shapes: bool) ->
     if stored.dtype != dtype:
         return f"{name!r} is {stored.dtype} in the checkpoint and {dtype} in this run"
     if stored.shape != shape and (check_shapes or not is_array):
-        return (
-            f"{name!r} has shape {list(stored.shape)} in the checkpoint and {list(shape)} in "
-            "this run"
-        )
+        return f"{name!r} is {list(stored.shape)} in the checkpoint and {list(shape)} in this run"
     return None
 
 

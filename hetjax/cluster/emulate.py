@@ -8,16 +8,15 @@ trained, and leaves the synchronisation out: the times are a worker's own.
 
 import bisect
 import dataclasses
-import difflib
+import functools
 import math
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from hetjax import parts
-from hetjax.quota import asking, policies
-from hetjax.quota import costs as costs_lib
+from hetjax.quota import policies, solver
 
 DELAYS = ("constant", "exponential", "gamma", "shifted_exponential")
 DELAY_PER = ("microbatch", "round")
@@ -35,11 +34,11 @@ class Change:
       present: whether the worker is there at all. None: as before.
     """
 
-    round: int
-    worker: int
-    secs_per_microbatch: float | None = None
-    overhead_secs: float | None = None
-    present: bool | None = None
+    round: Annotated[int, parts.integer()]
+    worker: Annotated[int, parts.integer()]
+    secs_per_microbatch: Annotated[float | None, parts.number(above=0.0)] = None
+    overhead_secs: Annotated[float | None, parts.number(at_least=0.0)] = None
+    present: Annotated[bool | None, parts.flag()] = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,8 +75,6 @@ class EmulatedCluster:
     delay_per: str = "microbatch"
     changes: tuple[Change, ...] = ()
     seed: int = 0
-    _starts: tuple[int, ...] = dataclasses.field(init=False, repr=False, compare=False)
-    _segments: tuple = dataclasses.field(init=False, repr=False, compare=False)
 
     def __post_init__(self):
         secs = tuple(float(x) for x in np.atleast_1d(self.secs_per_microbatch))
@@ -87,23 +84,20 @@ class EmulatedCluster:
         object.__setattr__(self, "secs_per_microbatch", secs)
         object.__setattr__(self, "overhead_secs", overhead)
         object.__setattr__(self, "changes", tuple(self.changes))
-        costs = costs_lib.WorkerCosts(overhead, secs)
         check_name("delay", self.delay, DELAYS)
         check_name("delay_per", self.delay_per, DELAY_PER)
         if not (math.isfinite(self.delay_cv) and self.delay_cv > 0):
-            raise ValueError(
-                f"delay_cv is {self.delay_cv}; it must be above 0 (0.1 for 10 % noise). For "
-                "times without noise set delay to 'constant'."
-            )
-        if self.seed < 0:
-            raise ValueError(f"seed is {self.seed}; it must be 0 or more.")
+            raise ValueError(f"delay_cv is {self.delay_cv}; it must be above 0")
         for change in self.changes:
             _check_change(change, len(secs))
-        self._lay_out(costs)
+        solver.WorkerCosts(overhead, secs)  # checks them
 
-    def _lay_out(self, costs: costs_lib.WorkerCosts) -> None:
+    @functools.cached_property
+    def _segments(self) -> list[tuple[int, solver.WorkerCosts, np.ndarray]]:
+        """From which round on there are which costs, and who is present."""
+        costs = solver.WorkerCosts(self.overhead_secs, self.secs_per_microbatch)
         present = np.ones(costs.num_workers, bool)
-        starts, segments = [0], [(costs, present)]
+        segments = [(0, costs, present)]
         for change in sorted(self.changes, key=lambda change: change.round):
             overhead, secs = costs.overhead_secs.copy(), costs.secs_per_microbatch.copy()
             present = present.copy()
@@ -111,24 +105,25 @@ class EmulatedCluster:
             for of_workers, value in zip((overhead, secs, present), given, strict=True):
                 if value is not None:
                     of_workers[change.worker] = value
-            costs = costs_lib.WorkerCosts(overhead, secs)
-            starts.append(change.round)
-            segments.append((costs, present))
-        object.__setattr__(self, "_starts", tuple(starts))
-        object.__setattr__(self, "_segments", tuple(segments))
+            costs = solver.WorkerCosts(overhead, secs)
+            segments.append((change.round, costs, present))
+        return segments
+
+    def _segment(self, round: int) -> tuple[int, solver.WorkerCosts, np.ndarray]:
+        return self._segments[bisect.bisect_right(self._segments, round, key=lambda s: s[0]) - 1]
 
     @property
     def num_workers(self) -> int:
         """The number of workers, present or not."""
         return len(self.secs_per_microbatch)
 
-    def costs_at(self, round: int) -> costs_lib.WorkerCosts:
+    def costs_at(self, round: int) -> solver.WorkerCosts:
         """Returns the true mean costs in a round."""
-        return self._segments[bisect.bisect_right(self._starts, round) - 1][0]
+        return self._segment(round)[1]
 
     def present_at(self, round: int) -> np.ndarray:
         """Returns which workers are there in a round, bool[num_workers]."""
-        return self._segments[bisect.bisect_right(self._starts, round) - 1][1].copy()
+        return self._segment(round)[2].copy()
 
     def microbatch_ends(self, round: int, worker: int, count: int) -> np.ndarray:
         """Returns when each microbatch of a worker ends, seconds from the round's start.
@@ -186,8 +181,7 @@ def as_cluster(given: Any) -> Any:
         check_name("a field of cluster", name, tuple(names))
     if not np.size(fields.get("secs_per_microbatch", ())):
         raise ValueError(
-            "cluster: it has no secs_per_microbatch; give the mean seconds of a microbatch of each "
-            "worker, such as {'secs_per_microbatch': (0.004, 0.006)}"
+            "cluster: it has no secs_per_microbatch, such as {'secs_per_microbatch': (0.04, 0.06)}"
         )
     changes = fields.pop("changes", ())
     made = tuple(each if isinstance(each, Change) else Change(**each) for each in changes)
@@ -231,7 +225,7 @@ def simulate_policy(
     state = policy.init(num_workers, budget)
     for round in range(num_rounds):
         present = presence(cluster, round)
-        counts, state = asking.assigned(policy, state, budget, np.where(present, limits, 0))
+        counts, state = policies.assigned(policy, state, budget, np.where(present, limits, 0))
         ends, busy = ends_of(cluster, round, counts), counts > 0
         last = np.take_along_axis(ends, np.maximum(counts - 1, 0)[:, None], axis=1)[:, 0]
         quotas[round], compute_secs[round] = counts, np.where(busy, last, 0.0)
@@ -252,7 +246,7 @@ def presence(cluster: EmulatedCluster, round: int) -> np.ndarray:
         return said
     raise ValueError(
         f"cluster {type(cluster).__name__}: present_at({round}) returned {parts.shown(said)}; it "
-        f"must return bool[{cluster.num_workers}], whether each worker is there"
+        f"must return bool[{cluster.num_workers}]"
     )
 
 
@@ -278,8 +272,7 @@ def ends_of(cluster: EmulatedCluster, round: int, quotas: np.ndarray) -> np.ndar
         if not (is_right and said[0] >= 0 and (np.diff(said) >= 0).all()):
             raise ValueError(
                 f"cluster {type(cluster).__name__}: microbatch_ends({round}, {worker}, {count}) "
-                f"returned {parts.shown(said)}; it must return f64[{count}], when each microbatch "
-                "ends: finite seconds from the round's start, none before the one before it"
+                f"returned {parts.shown(said)}; it must return f64[{count}], finite, ascending"
             )
         ends[worker, :count] = said
     return ends
@@ -289,31 +282,23 @@ def check_name(field: str, name: str, allowed: tuple[str, ...]) -> None:
     """Refuses a name that is not allowed.
 
     Raises:
-      ValueError: the name is not allowed. The message has the nearest one.
+      ValueError: the name is not allowed.
     """
     if name not in allowed:
-        nearest = difflib.get_close_matches(str(name), allowed, n=1, cutoff=0.4)
-        hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
-        raise ValueError(f"{field} is {name!r}; it must be one of {', '.join(allowed)}.{hint}")
+        raise ValueError(f"{field} is {name!r}; it must be one of {', '.join(allowed)}")
 
 
 def _check_change(change: Change, num_workers: int) -> None:
     if not 0 <= change.worker < num_workers:
-        raise ValueError(
-            f"{change} names worker {change.worker}; with {num_workers} workers it must be "
-            f"0 to {num_workers - 1}."
-        )
+        raise ValueError(f"{change}: the worker must be 0 to {num_workers - 1}")
     if change.round < 0:
-        raise ValueError(f"{change} begins at round {change.round}; it must be 0 or more.")
+        raise ValueError(f"{change}: the round must be 0 or more")
     values = (change.secs_per_microbatch, change.overhead_secs, change.present)
     if all(value is None for value in values):
-        raise ValueError(
-            f"{change} changes nothing; give secs_per_microbatch, overhead_secs or present."
-        )
+        raise ValueError(f"{change} changes nothing")
     secs = 1.0 if change.secs_per_microbatch is None else change.secs_per_microbatch
     overhead = 0.0 if change.overhead_secs is None else change.overhead_secs
     if not (math.isfinite(secs) and secs > 0 and math.isfinite(overhead) and overhead >= 0):
         raise ValueError(
-            f"{change}: secs_per_microbatch must be above 0 and overhead_secs 0 or more, both "
-            "finite. A worker that leaves has present=False."
+            f"{change}: secs_per_microbatch must be above 0 and overhead_secs 0 or more"
         )

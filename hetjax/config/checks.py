@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from hetjax import gates, ordering, topology
+from hetjax import ordering, topology
 from hetjax import parts as parts_lib
 from hetjax import quota as quota_lib
 from hetjax.config import groups, kinds
@@ -36,7 +36,7 @@ def resolve(
     except ValueError as error:
         lines.append(str(error))
     else:
-        lines += [*_objective(experiment, parts), *_gate(experiment, parts.gate)]
+        lines += _fit(experiment, parts)
         lines += _parts(parts, _facts(experiment))
     # Presence over rounds means something only once the changes themselves do.
     change_lines = list(_changes(experiment.cluster))
@@ -70,20 +70,17 @@ def _contradictions(order: ordering.Ordering, reducer: topology.Reducer) -> Iter
     if order.coordinated and order.make_observer is None:
         yield (
             f"ordering.method: {kinds.name_of('ordering', order)!r} says coordinated=True and has "
-            "no make_observer, so it has nothing to coordinate. Give it one, or coordinated=False."
+            "no make_observer."
         )
-    if reducer.gossips and (reducer.keeps_replicas_equal or reducer.is_plain_sum):
-        said = "keeps_replicas_equal" if reducer.keeps_replicas_equal else "is_plain_sum"
+    said = [
+        f"{field}={getattr(reducer, field)}"
+        for field in ("gossips", "is_plain_sum", "keeps_replicas_equal")
+    ]
+    of_sum = reducer.is_plain_sum and (reducer.gossips or not reducer.keeps_replicas_equal)
+    if of_sum or (reducer.gossips and reducer.keeps_replicas_equal):
         yield (
-            f"reducer.name: {kinds.name_of('reducer', reducer)!r} says gossips=True and "
-            f"{said}=True. After gossip each worker has parameters of its own: set one of the two "
-            "to False."
-        )
-    if reducer.is_plain_sum and not reducer.keeps_replicas_equal:
-        yield (
-            f"reducer.name: {kinds.name_of('reducer', reducer)!r} says is_plain_sum=True and "
-            "keeps_replicas_equal=False. One sum for all workers keeps them equal: set "
-            "keeps_replicas_equal=True, or is_plain_sum=False."
+            f"reducer.name: {kinds.name_of('reducer', reducer)!r} says {', '.join(said)}, which "
+            "contradict each other."
         )
 
 
@@ -99,19 +96,7 @@ def _idle_worker(chosen: kinds.Parts, facts: parts_lib.Facts) -> Iterator[str]:
     if idle:
         yield (
             f"gate.trigger: got {kinds.name_of('gate', chosen.gate)!r}, but worker {idle[0]} has a "
-            f"quota of 0 of budget={facts.budget} by quota.proportions={proportions}, and would be "
-            "the first in every round. Give it a larger part, raise budget, leave it out of "
-            "cluster.num_workers, or set gate.trigger='quorum'."
-        )
-
-
-def _objective(experiment: groups.ExperimentConfig, parts: kinds.Parts) -> Iterator[str]:
-    sums = not parts.reducer.gossips
-    if sums and experiment.data.sharing == "shared" and experiment.data.weighting != "shard":
-        yield (
-            f"data.weighting: got {experiment.data.weighting!r} with data.sharing='shared', "
-            "where there are no shards to weight. Leave it at 'shard', or set "
-            "data.sharing='private'."
+            f"quota of 0 by quota.proportions={proportions}; raise budget, or take 'quorum'."
         )
 
 
@@ -119,15 +104,9 @@ def _emulation(cluster: groups.ClusterConfig) -> Iterator[str]:
     n = cluster.num_workers
     speeds, overhead = cluster.secs_per_microbatch, cluster.overhead_secs
     if speeds and len(speeds) != n:
-        yield (
-            f"cluster.secs_per_microbatch: got {len(speeds)} values {speeds}, must be one for "
-            f"each of cluster.num_workers={n}, or () for no emulation. Change one of the two."
-        )
+        yield f"cluster.secs_per_microbatch: got {len(speeds)} values, must be {n} or none."
     if isinstance(overhead, tuple) and len(overhead) != n:
-        yield (
-            f"cluster.overhead_secs: got {len(overhead)} values {overhead}, must be a number, "
-            f"or one for each of cluster.num_workers={n}. Change one of the two."
-        )
+        yield f"cluster.overhead_secs: got {len(overhead)} values, must be a number or {n}."
     if speeds:
         return
     needing = {
@@ -137,43 +116,31 @@ def _emulation(cluster: groups.ClusterConfig) -> Iterator[str]:
     }
     for name, (value, needs_speeds) in needing.items():
         if needs_speeds:
-            yield (
-                f"{name}: got {value!r}, needs emulated speeds, and "
-                "cluster.secs_per_microbatch is (). Give the seconds of each worker there."
-            )
+            yield f"{name}: got {value!r}, needs emulated speeds; give cluster.secs_per_microbatch."
 
 
 def _rule(rule: groups.RuleConfig) -> Iterator[str]:
     is_known = rule.name == kinds.DEFAULT_RULE or rule.name.startswith(kinds.GIVEN)
     if not is_known and not parts_lib.is_path(rule.name):
         yield (
-            f"rule.name: got {rule.name!r}, must be {kinds.DEFAULT_RULE!r}, or the import path "
-            "'module:function' of a factory that makes a hetjax.LocalRule."
+            f"rule.name: got {rule.name!r}, must be {kinds.DEFAULT_RULE!r}, or 'module:function' "
+            "of a factory."
         )
     if is_known and rule.arguments:
-        yield (
-            f"rule.arguments: got {dict(rule.arguments)}, but {rule.name!r} takes none; they are "
-            "for a rule that is named by its import path."
-        )
+        yield f"rule.arguments: got {dict(rule.arguments)}, but {rule.name!r} takes none."
 
 
 def _local(experiment: groups.ExperimentConfig) -> Iterator[str]:
     platforms, local = experiment.cluster.platforms, experiment.local
     if len(platforms) == 1 or len(set(platforms)) < len(platforms):
-        yield (
-            f"cluster.platforms: got {platforms}, must be () for the devices of JAX's default "
-            "platform, or two or more names, each once, such as ('cuda', 'cpu')."
-        )
+        yield f"cluster.platforms: got {platforms}, must be () or two or more different names."
     needing = {
         "cluster.platforms": (platforms, bool(platforms)),
         "dispatch_depth": (experiment.dispatch_depth, experiment.dispatch_depth > 1),
     }
     for name, (value, needs_calls) in needing.items():
         if needs_calls and local != "stepped":
-            yield (
-                f"{name}: got {value!r} with local={local!r}, needs a call for each worker and "
-                "microbatch. Set local='stepped', or leave it out."
-            )
+            yield f"{name}: got {value!r} with local={local!r}, needs local='stepped'."
 
 
 def _changes(cluster: groups.ClusterConfig) -> Iterator[str]:
@@ -182,41 +149,31 @@ def _changes(cluster: groups.ClusterConfig) -> Iterator[str]:
     for index, change in enumerate(cluster.changes):
         name = f"cluster.changes[{index}]"
         if change.worker >= n:
-            yield (
-                f"{name}.worker: got {change.worker}, must be from 0 to {n - 1} with "
-                f"cluster.num_workers={n}. Count the workers that join later too."
-            )
+            yield f"{name}.worker: got {change.worker}, must be from 0 to {n - 1}."
         if (change.round, change.worker) in seen:
-            yield (
-                f"{name}: worker {change.worker} is changed twice at round {change.round}. Put "
-                "both into one entry."
-            )
+            yield f"{name}: worker {change.worker} is changed twice at round {change.round}."
         seen.add((change.round, change.worker))
         timed = change.secs_per_microbatch is not None or change.overhead_secs is not None
         if not timed and change.present is None:
-            yield (
-                f"{name}: nothing changes. Give secs_per_microbatch, overhead_secs or present "
-                "beside round and worker."
-            )
+            yield f"{name}: nothing changes; give secs_per_microbatch, overhead_secs or present."
         if timed and not cluster.secs_per_microbatch:
-            yield (
-                f"{name}: a speed changes, but cluster.secs_per_microbatch is (). Give the "
-                "seconds of each worker there."
-            )
+            yield f"{name}: a speed changes, but cluster.secs_per_microbatch is ()."
 
 
-def _gate(experiment: groups.ExperimentConfig, gate: gates.Gate) -> Iterator[str]:
-    if gate.closes and experiment.local == "fused":
+def _fit(experiment: groups.ExperimentConfig, parts: kinds.Parts) -> Iterator[str]:
+    """Why these parts do not work with other fields."""
+    data = experiment.data
+    is_weighted = data.sharing == "shared" and data.weighting != "shard"
+    if is_weighted and not parts.reducer.gossips:
+        yield f"data.weighting: got {data.weighting!r}, needs data.sharing='private' or gossip."
+    if parts.gate.closes and experiment.local == "fused":
         yield (
-            f"gate.trigger: got {experiment.gate.trigger!r} with local='fused', a single program "
-            "that nothing can close early. Set local='stepped', or gate.trigger='none'."
+            f"gate.trigger: got {experiment.gate.trigger!r} with local='fused', which nothing can "
+            "close early."
         )
     virtual = experiment.local == "virtual" or experiment.cluster.clock == "virtual"
     if experiment.gate.in_flight == "drop" and not virtual:
-        yield (
-            "gate.in_flight: got 'drop' on the wall clock, but a program that runs on a device "
-            "cannot be taken back. Set it to 'finish', or cluster.clock='virtual'."
-        )
+        yield "gate.in_flight: got 'drop', needs cluster.clock='virtual'."
 
 
 def _budget(experiment: groups.ExperimentConfig) -> Iterator[str]:
@@ -226,22 +183,16 @@ def _budget(experiment: groups.ExperimentConfig) -> Iterator[str]:
     private = experiment.data.sharing == "private"
     for when, num_present in _presence(experiment.cluster):
         if not num_present:
-            yield (
-                f"cluster.changes: no worker is present from round {when} on, must be one or "
-                "more. Let a worker stay."
-            )
+            yield f"cluster.changes: no worker is present from round {when} on."
         elif num_present * cap < experiment.budget:
             yield (
-                f"budget: got {experiment.budget} microbatches a round, but {num_present} "
-                f"workers of at most quota.max_microbatches={cap} hold {num_present * cap} "
-                f"(round {when}). Lower budget, or raise quota.max_microbatches (0: no cap)."
+                f"budget: got {experiment.budget}, but {num_present} workers of at most "
+                f"quota.max_microbatches={cap} hold {num_present * cap} (round {when})."
             )
         elif private and num_present > experiment.budget:
             yield (
-                f"budget: got {experiment.budget} microbatches a round with "
-                f"data.sharing='private', but {num_present} workers are present from round {when} "
-                "on, each with a shard of its own: shards without a microbatch would have no part "
-                f"in the training. Set budget to {num_present} or more, or data.sharing='shared'."
+                f"budget: got {experiment.budget}, must be at least {num_present} with "
+                f"data.sharing='private': so many workers are present from round {when} on."
             )
         else:
             continue

@@ -18,11 +18,9 @@ from hetjax.config import kinds
 from hetjax.parts import options
 
 _Group = TypeVar("_Group")
-_INSTEAD = {  # of fields that other libraries have, or that had another name
+_INSTEAD = {  # of fields that other libraries have
     "batch_size": " The batch of an update is budget * microbatch_size examples: set those two.",
     "lr": " Did you mean 'optimizer.learning_rate'?",
-    "examples_apart": " It is loss_over now: 'auto' (was 'check'), 'example' ('assert'), or "
-    "'microbatch' ('skip').",
 }
 
 
@@ -33,13 +31,19 @@ def with_options(group: str) -> Callable[[type[_Group]], type[_Group]]:
     by its import path.
     """
 
-    def add(fields: type[_Group]) -> type[_Group]:
-        for name, option in [*kinds.options_of(group).items(), (kinds.ARGUMENTS, ARGUMENTS)]:
-            fields.__annotations__[name] = Annotated[
-                Any, option._replace(rule=_written(option.rule))
-            ]
-            setattr(fields, name, option.default)
-        return dataclasses.dataclass(frozen=True, kw_only=True)(fields)
+    def add(own: type[_Group]) -> type[_Group]:
+        of_parts = {**kinds.options_of(group), kinds.ARGUMENTS: ARGUMENTS}
+        return dataclasses.make_dataclass(
+            own.__name__,
+            [
+                (name, Annotated[Any, option._replace(rule=_written(option.rule))], option.default)
+                for name, option in of_parts.items()
+            ],
+            bases=(dataclasses.dataclass(frozen=True, kw_only=True)(own),),
+            namespace={"__doc__": own.__doc__, "__module__": own.__module__},
+            frozen=True,
+            kw_only=True,
+        )
 
     return add
 
@@ -214,9 +218,6 @@ def _merged(config: Any, over: Any) -> Any:
 def unknown_name(name: str, known: Sequence[str]) -> str:
     """Returns the message about a field that does not exist, with the nearest that does."""
     hint = _INSTEAD.get(name.split(".")[-1], "") or options.nearest_field(name, known)
-    if not hint:  # 'polcy' alone, or in the wrong group
-        last = [dotted for dotted in known if dotted.split(".")[-1] == name.split(".")[-1]]
-        hint = f" Did you mean {last[0]!r}?" if last else ""
     group = name[: name.rfind(".") + 1]
     own = [dotted for dotted in known if dotted.startswith(group)]
     hint = hint or f" There are: {', '.join(own or known)}."

@@ -21,8 +21,6 @@ def read_json(path: str | pathlib.Path) -> Any:
     except json.JSONDecodeError as error:
         where = f"line {error.lineno}, column {error.colno}"
         raise ValueError(f"{path}: not valid JSON at {where}: {error.msg}.") from None
-    except RecursionError:
-        raise ValueError(f"{path}: not a configuration: nested too deeply.") from None
 
 
 def read_text(path: pathlib.Path) -> str:
@@ -34,13 +32,8 @@ def read_text(path: pathlib.Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except OSError as error:
-        hint = options.nearest(path.name, _neighbours(path))
+        near = [each.name for each in path.parent.glob(f"*{path.suffix}")]
+        hint = options.nearest(path.name, near)
         raise ValueError(f"{path}: cannot be read: {error.strerror}.{hint}") from None
     except UnicodeDecodeError:
         raise ValueError(f"{path}: not a text file in UTF-8.") from None
-
-
-def _neighbours(path: pathlib.Path) -> list[str]:
-    if not path.parent.is_dir():
-        return []
-    return sorted(entry.name for entry in path.parent.iterdir() if entry.suffix == path.suffix)

@@ -9,8 +9,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Annotated, Any
 
-from hetjax.config import fields as fields
-from hetjax.config import kinds
+from hetjax.cluster import emulate
+from hetjax.config import fields, kinds
 from hetjax.parts.options import (
     choice,
     count_or,
@@ -23,16 +23,7 @@ from hetjax.parts.options import (
     text,
 )
 
-LINE_SEARCH = (
-    "L-BFGS and line searches try several points in an update and need the loss and the gradient "
-    "at each; an update has the gradient of a round, at one point"
-)
-
-
-_READERS = count_or(
-    "processes:",
-    says="threads that read a source; 'processes:4': as many processes",
-)
+LINE_SEARCH = "L-BFGS and line searches try several points an update; a round has one gradient"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -40,43 +31,19 @@ class DataConfig:
     """How the examples reach the workers."""
 
     feed: Annotated[
-        str,
-        choice(
-            "auto",
-            "resident",
-            "streamed",
-            says="all data on each device, or read ahead; auto: ahead where a source changes",
-        ),
+        str, choice("auto", "resident", "streamed", says="data on each device, or read ahead")
     ] = "auto"
-    readers: Annotated[int | str, _READERS] = 1
+    readers: Annotated[
+        int | str, count_or("processes:", says="threads that read a source, or processes")
+    ] = 1
     last: Annotated[
-        str,
-        choice(
-            "auto",
-            "pad",
-            "fill",
-            "drop",
-            says="a pass's last microbatch that is not full: with padding, with other examples "
-            "that do not count, or left out; auto: fill where the model keeps state",
-        ),
+        str, choice("auto", "pad", "fill", "drop", says="a pass's last microbatch that is not full")
     ] = "auto"
     sharing: Annotated[
-        str,
-        choice(
-            "shared",
-            "private",
-            says="one order over all examples, or a shard for each worker, which does at least one "
-            "microbatch a round",
-        ),
+        str, choice("shared", "private", says="one order over all examples, or a shard a worker")
     ] = "shared"
     weighting: Annotated[
-        str,
-        choice(
-            "shard",
-            "example",
-            "shard_mean",
-            says="whose examples count how much, of private data, and of all data with gossip",
-        ),
+        str, choice("shard", "example", "shard_mean", says="whose examples count how much")
     ] = "shard"
 
 
@@ -108,13 +75,7 @@ class GateConfig:
 
     trigger: Annotated[str, text(says="what closes a round early")] = "none"
     in_flight: Annotated[
-        str,
-        choice(
-            "finish",
-            "drop",
-            says="what becomes of microbatches that are computing when the gate closes: they "
-            "count, or are given up, on the virtual clock only",
-        ),
+        str, choice("finish", "drop", says="microbatches that are computing when it closes")
     ] = "finish"
 
 
@@ -123,82 +84,40 @@ class RuleConfig:
     """What a worker does with its microbatches."""
 
     name: Annotated[
-        str,
-        text(
-            says="what a worker does with its microbatches; or the import path "
-            "'module:function' of a factory"
-        ),
+        str, text(says="what a worker does with its microbatches; or 'module:function'")
     ] = kinds.DEFAULT_RULE
     arguments: Annotated[Any, fields.ARGUMENTS] = ()  # of that factory
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Change:
-    """What is different with one worker from the beginning of a round on; None: as before."""
-
-    round: Annotated[int, integer()]
-    worker: Annotated[int, integer()]
-    secs_per_microbatch: Annotated[float | None, number(above=0.0)] = None
-    overhead_secs: Annotated[float | None, number(at_least=0.0)] = None
-    present: Annotated[bool | None, flag()] = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ClusterConfig:
     """The workers, and the speeds that are emulated."""
 
-    num_workers: Annotated[
-        int, integer(at_least=1, says="of the run, those that join later too")
-    ] = 4
+    num_workers: Annotated[int, integer(at_least=1, says="with those that join later")] = 4
     secs_per_microbatch: Annotated[
         tuple[float, ...], numbers(above=0.0, says="emulated, one for each worker; (): real speeds")
     ] = ()
     overhead_secs: Annotated[
         float | tuple[float, ...],
-        one_or_several(
-            number(at_least=0.0),
-            says="emulated, of a round, beside the microbatches",
-        ),
+        one_or_several(number(at_least=0.0), says="emulated, of a round, beside the microbatches"),
     ] = 0.0
     delay: Annotated[
-        str,
-        choice(
-            "constant",
-            "exponential",
-            "gamma",
-            "shifted_exponential",
-            says="how emulated times vary about their means; half of a shifted_exponential one is "
-            "constant",
-        ),
+        str, choice(*emulate.DELAYS, says="how emulated times vary about their means")
     ] = "constant"
-    delay_cv: Annotated[
-        float, number(above=0.0, says="standard deviation / mean, of delay 'gamma'")
-    ] = 0.1
-    delay_per: Annotated[str, choice("microbatch", "round", says="what a delay is drawn for")] = (
+    delay_cv: Annotated[float, number(above=0.0, says="deviation / mean, of delay 'gamma'")] = 0.1
+    delay_per: Annotated[str, choice(*emulate.DELAY_PER, says="what a delay is drawn for")] = (
         "microbatch"
     )
     changes: Annotated[
-        tuple[Change, ...],
-        fields.records(Change, says="a script of workers' speeds and presence, by round"),
+        tuple[emulate.Change, ...],
+        fields.records(emulate.Change, says="of speeds and presence, by round"),
     ] = ()
     clock: Annotated[
-        str,
-        choice(
-            "wall",
-            "virtual",
-            says="emulated workers sleep; or, with virtual, their times are added up",
-        ),
+        str, choice("wall", "virtual", says="emulated workers sleep, or times are added up")
     ] = "wall"
-    seed: Annotated[
-        int, integer(at_least=-1, says="of the emulated times; -1: that of the run")
-    ] = -1
+    seed: Annotated[int, integer(at_least=-1, says="of emulated times; -1: that of the run")] = -1
     platforms: Annotated[
-        tuple[str, ...],
-        several(
-            text(),
-            says="of JAX, whose devices are the workers together, such as ('cuda', 'cpu'); (): the "
-            "default one",
-        ),
+        tuple[str, ...], several(text(), says="of JAX, such as ('cuda', 'cpu'); (): the default")
     ] = ()
 
 
@@ -209,9 +128,7 @@ class CheckpointConfig:
     every_secs: Annotated[
         float, number(at_least=0.0, says="seconds between two checkpoints; 0: not by the clock")
     ] = 60.0
-    every_rounds: Annotated[
-        int, integer(says="rounds between two checkpoints; 0: not by rounds")
-    ] = 0
+    every_rounds: Annotated[int, integer(says="rounds between two; 0: not by rounds")] = 0
     keep: Annotated[int, integer(at_least=1, says="how many of the newest ones stay")] = 2
 
 
@@ -221,87 +138,33 @@ class ExperimentConfig:
 
     seed: Annotated[int, integer(says="of the order, of random keys and of emulated noise")] = 0
     epochs: Annotated[int, integer(at_least=1, says="passes over the data")] = 20
-    microbatch_size: Annotated[
-        int, integer(at_least=1, says="examples in one, the same for the whole run")
-    ] = 16
-    budget: Annotated[
-        int,
-        integer(
-            at_least=1,
-            says="microbatches a round, over all workers: the batch is budget * microbatch_size; "
-            "take at least 4 a worker",
-        ),
-    ] = 20
-    max_rounds: Annotated[
-        int, integer(says="rounds after which the run ends at the latest; 0: no limit")
-    ] = 0
+    microbatch_size: Annotated[int, integer(at_least=1, says="examples in one")] = 16
+    budget: Annotated[int, integer(at_least=1, says="microbatches a round, of all workers")] = 20
+    max_rounds: Annotated[int, integer(says="rounds after which the run ends; 0: no limit")] = 0
     eval_every: Annotated[int, integer(at_least=1, says="epochs between two evaluations")] = 1
-    eval_every_rounds: Annotated[
-        int, integer(says="rounds between further evaluations; 0: none")
-    ] = 0
-    best_by: Annotated[
-        str,
-        text(
-            may_be_empty=True,
-            says="metric that makes the best parameters; '': the loss, if there is one",
-        ),
-    ] = ""
+    eval_every_rounds: Annotated[int, integer(says="rounds between further ones; 0: none")] = 0
+    best_by: Annotated[str, text(may_be_empty=True, says="metric of the best; '': the loss")] = ""
     best_mode: Annotated[str, choice("min", "max", says="which of its values is the best")] = "min"
     ema: Annotated[
         float,
-        number(
-            at_least=0.0,
-            below=1.0,
-            says="decay of an average of the parameters and of the model's state over the rounds; "
-            "0: none",
-        ),
+        number(at_least=0.0, below=1.0, says="decay of an average of the parameters; 0: none"),
     ] = 0.0
     local: Annotated[
         str, choice("stepped", "fused", "virtual", says="who calls the workers' function")
     ] = "stepped"
-    dispatch_depth: Annotated[
-        int,
-        integer(
-            at_least=1,
-            says="microbatches that a device has been given and not finished, with local='stepped'",
-        ),
-    ] = 1
-    replay: Annotated[
-        str,
-        text(
-            may_be_empty=True,
-            says="metrics.jsonl of a run, whose quotas are taken instead of clocks",
-        ),
-    ] = ""
+    dispatch_depth: Annotated[int, integer(at_least=1, says="microbatches that a device has")] = 1
+    replay: Annotated[str, text(may_be_empty=True, says="metrics.jsonl with the quotas")] = ""
     nonfinite: Annotated[
-        str,
-        choice(
-            "stop",
-            "skip",
-            says="where a loss or gradient is not finite: stop, or skip its microbatch and tell",
-        ),
+        str, choice("stop", "skip", says="at a loss or gradient that is not finite")
     ] = "stop"
     compilation_cache: Annotated[
-        str,
-        text(
-            says="where compiled programs are kept, a directory; auto: the user's cache; off: "
-            "nowhere"
-        ),
+        str, text(says="directory of compiled programs; auto: the user's cache; off: none")
     ] = "auto"
     loss_over: Annotated[
         str,
-        choice(
-            "auto",
-            "example",
-            "microbatch",
-            says="what else an example's loss may depend on: auto says so, with numbers, where the "
-            "examples of a microbatch see each other, example refuses that, microbatch means it; "
-            "orders that balance gradients always refuse it",
-        ),
+        choice("auto", "example", "microbatch", says="what an example's loss may depend on"),
     ] = "auto"
-    debug: Annotated[
-        bool, flag(says="rounds without compiled programs, for print and pdb in the loss")
-    ] = False
+    debug: Annotated[bool, flag(says="rounds without compiled programs, for print and pdb")] = False
     data: DataConfig = dataclasses.field(default_factory=DataConfig)
     quota: QuotaConfig = dataclasses.field(default_factory=QuotaConfig)
     ordering: OrderingConfig = dataclasses.field(default_factory=OrderingConfig)

@@ -23,7 +23,7 @@ ARGUMENTS = "arguments"  # the field for the arguments of a part that is named b
 DEFAULT_RULE = "gradient_sums"  # the local rule that a run has where it is given none
 
 
-class Kind(NamedTuple):
+class PartKind(NamedTuple):
     """A kind of part."""
 
     title: str
@@ -32,53 +32,46 @@ class Kind(NamedTuple):
     record: type
     registry: Mapping[str, Callable[..., Any]]
     functions: Mapping[str, int]  # that the record must have, and with how many arguments
-    contract: str
     example: str
 
 
-_PLACE = "place(state, realised_examples, example_signs) -> state"
-KINDS: dict[str, Kind] = {
+KINDS: dict[str, PartKind] = {
     kind.group: kind
     for kind in (
-        Kind(
+        PartKind(
             "quota policy",
             "quota",
             "policy",
             quota.QuotaPolicy,
             quota.POLICIES,
             {"init": 2, "assign": 3, "observe": 2},
-            "hetjax.quota.QuotaPolicy of init(num_workers, budget) -> state, assign(state, total, "
-            "caps) -> (quotas, state) and observe(state, times) -> state",
             "quota=hetjax.quota.adaptive(min_gain=0.05)",
         ),
-        Kind(
+        PartKind(
             "ordering",
             "ordering",
             "method",
             ordering.Ordering,
             ordering.ORDERINGS,
             {"init": 2, "place": 3},
-            f"hetjax.ordering.Ordering of init(num_examples, seed) -> state and {_PLACE}",
             "ordering=hetjax.ordering.d_grab(block_pairs=4)",
         ),
-        Kind(
+        PartKind(
             "reducer",
             "reducer",
             "name",
             topology.Reducer,
             topology.REDUCERS,
             {"make": 1},
-            "hetjax.topology.Reducer of make(facts) -> Reduction and keeps_replicas_equal",
             'reducer=hetjax.topology.matcha(graph="ring", budget=0.5)',
         ),
-        Kind(
+        PartKind(
             "gate",
             "gate",
             "trigger",
             gates.Gate,
             gates.GATES,
             {"open": 2, "closes_at": 2},
-            "hetjax.gates.Gate of open(board, clock) -> Live and closes_at(ends, quotas) -> secs",
             "gate=hetjax.gates.quorum(12)",
         ),
     )
@@ -118,35 +111,26 @@ def resolve(group: str, given: Any) -> Any:
     options = dict(given) if isinstance(given, Mapping) else {kind.key: given}
     options |= dict(options.pop(ARGUMENTS, {}))  # the form of a configuration
     if kind.key not in options:
-        raise ValueError(
-            f"{group}: got {dict(given)!r}, which does not say which {kind.title}; give "
-            f"{kind.key!r} too, one of {', '.join(kind.registry)}."
-        )
+        raise ValueError(f"{group}: got {dict(given)!r}, which has no {kind.key!r}")
     name = options.pop(kind.key)
     if isinstance(name, str):
         unknown = functools.partial(no_such_option, group, name)
         made = parts.make(factory_of(group, name), options, f"{group}.", unknown)
         return _checked(kind, made, name)
     if options and isinstance(name, kind.record):
-        raise ValueError(
-            f"{group}: {', '.join(options)}: the {kind.title} is made already; give its name and "
-            "the options, or the options where it is made."
-        )
+        raise ValueError(f"{group}: {', '.join(options)}: the {kind.title} is made already")
     return _checked(kind, name)
 
 
 def no_such_option(group: str, name: str, option: str) -> str:
-    """The message about an option that a part has not: whose it is, and the nearest that it has."""
-    key = f"{group}.{KINDS[group].key}"
+    """The message about an option that a part has not: whose it is, or the nearest that it has."""
     mine = [f"{group}.{own}" for own in parts.options_of(factory_of(group, name))]
-    owners = [repr(owner) for owner in _owners(group, option)]
     hint = options_lib.nearest(f"{group}.{option}", mine)
-    hint = hint or (f" It has: {', '.join(mine)}." if mine else " It has no options.")
-    whose = ""
-    if owners:
-        whose = f"; it is one of {', '.join(owners)}"
-        hint += f" Leave it out, or set {key}={' or '.join(owners)}."
-    return f"{group}.{option}: {key}={name!r} has no such option{whose}.{hint}"
+    if owners := [repr(owner) for owner in _owners(group, option)]:
+        hint += f" It is one of {', '.join(owners)}."
+    elif not hint:
+        hint = f" It has: {', '.join(mine) or 'none'}."
+    return f"{group}.{option}: {KINDS[group].key}={name!r} has no such option.{hint}"
 
 
 def _owners(group: str, option: str) -> list[str]:
@@ -176,8 +160,8 @@ def factory_of(group: str, name: str) -> Callable[..., Any]:
     if name.startswith(GIVEN) or parts.is_path(name):
         return imported(dotted, name, kind.title, f"such as {kind.example}")
     raise ValueError(
-        f"{dotted}: got {name!r}, must be one of {', '.join(kind.registry)}, or the import path "
-        f"'module:function' of a factory.{options_lib.nearest(name, list(kind.registry))}"
+        f"{dotted}: got {name!r}, must be one of {', '.join(kind.registry)}, or 'module:function' "
+        f"of a factory.{options_lib.nearest(name, list(kind.registry))}"
     )
 
 
@@ -195,10 +179,8 @@ def imported(field: str, name: str, title: str, example: str) -> Callable[..., A
     """
     if name.startswith(GIVEN):
         raise ValueError(
-            f"{field}: got {name!r}, a {title} that could not be written down, since it is made by "
-            f"hand or by a function inside another one. Give the object again, {example}; or make "
-            "it by a function at the top of a module with @hetjax.parts.factory, which can be "
-            "written down."
+            f"{field}: got {name!r}, a {title} that could not be written down. Give the object "
+            f"again, {example}; or make it by a @hetjax.parts.factory of a module"
         )
     try:
         return parts.load(name)
@@ -206,7 +188,7 @@ def imported(field: str, name: str, title: str, example: str) -> Callable[..., A
         raise ValueError(f"{field}: {error}.") from error
 
 
-def _checked(kind: Kind, given: Any, name: str = "") -> Any:
+def _checked(kind: PartKind, given: Any, name: str = "") -> Any:
     """Refuses an object that is no part of this kind; `name` is of the factory that made it."""
     wrong = ""
     if parts.is_factory(given):
@@ -220,8 +202,8 @@ def _checked(kind: Kind, given: Any, name: str = "") -> Any:
         return given
     got = f"{kind.group}.{kind.key}: {name!r} makes" if name else f"{kind.group}: got"
     raise ValueError(
-        f"{got} {parts.shown(given)}{wrong}. {kind.title.capitalize()}: a {kind.contract}. Such as "
-        f"{kind.example}, or its name: {', '.join(kind.registry)}."
+        f"{got} {parts.shown(given)}{wrong}. Give {kind.example}, or one of "
+        f"{', '.join(kind.registry)}"
     )
 
 
@@ -261,16 +243,13 @@ def options_of(group: str) -> dict[str, parts.Option]:
     for factory in KINDS[group].registry.values():
         for name, option in parts.options_of(factory).items():
             if option.is_required:
-                raise TypeError(
-                    f"{parts.path_of(factory)} has no default for {name!r}; a registered factory "
-                    "needs one, since its options are fields of the configuration"
-                )
+                raise TypeError(f"{parts.path_of(factory)} has no default for {name!r}")
             before = found.setdefault(name, option)
             same = (before.rule.allowed, before.unit, before.says, before.default)
             if same != (option.rule.allowed, option.unit, option.says, option.default):
                 raise TypeError(
-                    f"{parts.path_of(factory)} states other rules for its option {name!r} than "
-                    f"another {KINDS[group].title} does; state the same, or take another name"
+                    f"{parts.path_of(factory)} states other rules for {name!r} than another "
+                    f"{KINDS[group].title}"
                 )
     return found
 
@@ -303,8 +282,7 @@ def _of_group(group: str, config: Any) -> Any:
     if name in kind.registry:
         if arguments:
             raise ValueError(
-                f"{group}.{ARGUMENTS}: got {arguments}, but {name!r} has fields of its own; they "
-                "are for a part that is named by its import path."
+                f"{group}.{ARGUMENTS}: got {arguments}, but {name!r} has fields of its own"
             )
         own = parts.options_of(kind.registry[name])
         arguments = {option: getattr(fields, option) for option in own}
@@ -317,9 +295,7 @@ def of_two(order: ordering.Ordering, reducer: topology.Reducer) -> Iterator[str]
         equal = [name for name, make in topology.REDUCERS.items() if make().keeps_replicas_equal]
         yield (
             f"ordering.method: {name_of('ordering', order)!r} does not work with reducer.name="
-            f"{name_of('reducer', reducer)!r}: it coordinates the workers, whose replicas differ "
-            f"there. It works with reducers that keep them equal, {', '.join(equal)}; or take an "
-            "order that each worker balances alone, such as 'pair_balance'."
+            f"{name_of('reducer', reducer)!r}; take {', '.join(equal)}, or 'pair_balance'."
         )
 
 

@@ -13,7 +13,6 @@ _OF_NO_EFFECT = (
     "data.readers",
     "debug",
     "dispatch_depth",
-    "examples_apart",  # as `loss_over` was called
     "loss_over",
     "writers",
 )
@@ -21,12 +20,6 @@ _OF_NO_EFFECT = (
 
 A bilevel run has them of each level.
 """
-
-_OF_DATA_SETS = tuple(
-    f"data.{name}"
-    for name in ("vocabulary", "length", "features", "num_features", "past", "future")
-)
-"""Fields of data sets by name, which runs of other data had in their records too."""
 
 
 def check(
@@ -103,16 +96,14 @@ def _check_given(theirs: dict[str, Any], ours: dict[str, Any], way: str) -> None
         name, mine = theirs.get(group, {}).get(key), ours.get(group, {}).get(key)
         if isinstance(name, str) and name.startswith(kinds.GIVEN) and name != mine:
             raise ValueError(
-                f"the run in this workdir has the {title} {name.removeprefix(kinds.GIVEN)!r}, "
-                f"which could not be written down; here it is {mine!r}. Give the same object again "
-                f"to go on, as {group}=…, or {way}"
+                f"the {title} {name.removeprefix(kinds.GIVEN)!r} of this workdir could not be "
+                f"written down, here it is {mine!r}. Give the same object again, or {way}"
             )
 
 
 def unusable(workdir: pathlib.Path, error: Exception) -> ValueError:
-    return ValueError(
-        f"workdir {str(workdir)!r} cannot be used: {error}; give a directory that can be written"
-    )
+    """The error of a workdir that cannot be read or written."""
+    return ValueError(f"workdir {str(workdir)!r} cannot be used: {error}")
 
 
 def _short(value: Any) -> str:
@@ -121,17 +112,13 @@ def _short(value: Any) -> str:
 
 
 def _differences(theirs: Any, ours: Any, name: str = "") -> list[str]:
+    if name.removeprefix("upper.").removeprefix("lower.") in _OF_NO_EFFECT:
+        return []
     if not isinstance(theirs, dict) or not isinstance(ours, dict):
         return [f"{name}: {_short(theirs)} there, {_short(ours)} here"]
     return [
         line
         for key in sorted(theirs.keys() | ours.keys())
-        if theirs.get(key) != ours.get(key, False)  # of a field that is gone: it was off
-        and not _may_differ(dotted := f"{name}.{key}".lstrip("."), is_here=key in ours)
-        for line in _differences(theirs.get(key), ours.get(key), dotted)
+        if theirs.get(key) != ours.get(key)
+        for line in _differences(theirs.get(key), ours.get(key), f"{name}.{key}".lstrip("."))
     ]
-
-
-def _may_differ(dotted: str, *, is_here: bool) -> bool:
-    field = dotted.removeprefix("upper.").removeprefix("lower.")
-    return field in _OF_NO_EFFECT or (field in _OF_DATA_SETS and not is_here)

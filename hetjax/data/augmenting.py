@@ -74,7 +74,7 @@ def augmented(source: Any, f: Callable[[Any, np.random.Generator], Any]) -> Augm
         A source. `source[i]` is the view of the first epoch of a run with seed 0.
 
     Raises:
-        ValueError: `f` is no function, or no source can be made of `source`.
+        ValueError: no source can be made of `source`.
 
     Example:
         >>> def noisy(example, rng):
@@ -85,8 +85,4 @@ def augmented(source: Any, f: Callable[[Any, np.random.Generator], Any]) -> Augm
         >>> bool((source[3]["x"] == source.of_epoch(1)[3]["x"]).any())
         False
     """
-    if not callable(f):
-        raise ValueError(
-            f"augmented: f is a {type(f).__name__}; give a function (example, rng) -> example"
-        )
     return Augmented(sources.as_source(source), f)

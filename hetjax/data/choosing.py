@@ -11,8 +11,9 @@ from hetjax.data import feed as feed_lib
 from hetjax.data import held as held_lib
 from hetjax.data import iterable_feed, iterables, readers, sources, trial
 from hetjax.processes import join
+from hetjax.report import words
 
-_STREAM = "data.feed='streamed' reads the examples anew in each pass"
+_STREAM = "data.feed='streamed' reads them in each pass"
 
 AUTO = "auto"  # 'resident', unless the source changes what it gives
 _BAR_AFTER_SECS = 1.0
@@ -90,33 +91,23 @@ def evaluation_feed(
         ValueError: as of `training_feed`.
     """
     if isinstance(source, iterables.Streamed):
-        raise ValueError(
-            "eval_source: got a hetjax.stream, whose examples come once, and each evaluation is of "
-            "the same ones. Give a source by index, such as list(itertools.islice(iterable, 1000))"
-        )
+        raise ValueError("eval_source: got a hetjax.stream, whose examples come once; give a list")
     crew = _crew(source, num_readers)
     found = trial.look(source)
     if found.difference is not None:
-        messages.say(
-            f"eval_source: {_changed(source, found.difference)}. It is read once, and "
-            "every evaluation has those values, so that evaluations can be compared. To evaluate "
-            "the examples themselves, give an eval_source without random augmentation."
-        )
+        messages.say(f"eval_source: {_changed(source, found.difference)}. It is read once.")
     if sources.knows_epochs(source):
-        messages.say(
-            f"eval_source: {type(source).__name__} has other examples in each epoch, and every "
-            "evaluation has those of the first. To evaluate the examples themselves, give an "
-            "eval_source without augmentation."
-        )
+        name = type(source).__name__
+        messages.say(f"eval_source: {name} changes by epoch; every evaluation has the first.")
     large = _too_large(source, found, [device])
     if large and found.difference is None:
-        messages.say(f"eval_source: {large}. So each evaluation reads it anew.")
+        messages.say(f"eval_source: {large}. Each evaluation reads it anew.")
         return feed_lib.StreamedFeed(source, [device], crew=crew)
     held = held_lib.Held(
         source,
         name="the eval_source",
         values=found.difference is None,
-        way="All evaluations have them, so that they can be compared",
+        way="All evaluations have them",
     )
     with _bar(len(source), "reading the eval_source", shown=progress) as on_read:
         return feed_lib.ResidentFeed(source, [device], crew=crew, on_read=on_read, held=held)
@@ -126,10 +117,8 @@ def _crew(source: Any, num_readers: int | str) -> readers.Crew:
     """Who reads; several threads only what does not say that one has to."""
     crew = readers.asked(num_readers)  # copies of processes need not be thread-safe
     if crew.size > 1 and not crew.processes and getattr(source, "thread_safe", None) is False:
-        raise ValueError(
-            f"data.readers: got {num_readers}, but {type(source).__name__} says thread_safe = "
-            "False, so that one thread reads it. Set data.readers to 1"
-        )
+        name = type(source).__name__
+        raise ValueError(f"data.readers: got {num_readers}, but {name} says thread_safe = False")
     return crew
 
 
@@ -149,10 +138,10 @@ def _too_large(source: Any, found: trial.Trial, devices: Sequence[jax.Device]) -
         *[(size, _free_on(device), f"memory of {device}") for device in own],
     ):
         if free is not None and needed > _SHARE * free:
-            more = "" if needed == size else f" ({memory.in_words(needed)} with a copy a device)"
+            more = "" if needed == size else f" ({words.size(needed)} with a copy a device)"
             return (
                 f"the {len(source):,} examples of {type(source).__name__} take about "
-                f"{memory.in_words(size)}{more}, and {memory.in_words(free)} of {where} are free"
+                f"{words.size(size)}{more}, and {words.size(free)} of {where} are free"
             )
     return ""
 
@@ -168,7 +157,7 @@ def _free_on(device: jax.Device) -> int | None:
 def _changed(source: Any, difference: trial.Difference) -> str:
     return (
         f"example {difference.example_id} of {type(source).__name__} was another one when it was "
-        f"read again ({difference.field or 'the item'} differed), as with random augmentation"
+        f"read again ({difference.field or 'the item'} differed)"
     )
 
 
@@ -176,50 +165,26 @@ def _lines(
     source: Any, found: trial.Trial, *, asked: str, crew: readers.Crew, large: str
 ) -> Iterator[str]:
     """What the user is told of what the trial found."""
-    name = type(source).__name__
-    if crew.processes and found.difference is not None:
+    name, draws = type(source).__name__, found.difference is not None
+    changed = "" if found.difference is None else _changed(source, found.difference)
+    if crew.processes and draws:
         yield (
-            f"{crew.size} processes read copies of {name}: a random generator in it draws the "
-            "same numbers in each. hetjax.augmented(source, f) gives f a generator for each "
-            "example and epoch"
+            f"{crew.size} processes read copies of {name}, which draw the same random numbers; "
+            "hetjax.augmented(source, f) gives f a generator for each example and epoch"
         )
     if large and asked == "resident":
-        yield f"{large}, where data.feed='resident' keeps them; data.feed='streamed' reads ahead."
+        yield f"{large}; data.feed='streamed' reads ahead"
     if sources.knows_epochs(source):
         if asked == "resident":
-            yield (
-                f"{name} has other examples in each epoch, and data.feed='resident' reads it once: "
-                "all epochs have those of the first. data.feed='streamed' reads each epoch's."
-            )
-        if found.difference is not None:
-            yield (
-                f"{_changed(source, found.difference)}, within one epoch: it draws numbers that "
-                "do not come from the generator that it is given. So no run can be repeated."
-            )
-        return
-    if large and asked == AUTO and found.difference is None:
-        yield (
-            f"{large}. So the feed is 'streamed': examples are read ahead, anew in each epoch. "
-            "data.feed='streamed' says so beforehand; data.feed='resident' reads all at once."
-        )
-    if found.difference is not None and asked == AUTO:
-        yield (
-            f"{_changed(source, found.difference)}. So the feed is 'streamed': each epoch reads "
-            "the examples anew. data.feed='streamed' says so beforehand; data.feed='resident' "
-            "reads them once and keeps those values."
-        )
-    if found.difference is not None and asked == "resident":
-        yield (
-            f"{_changed(source, found.difference)}, and data.feed='resident' reads it once: all "
-            "epochs have the same values. data.feed='streamed' reads the examples anew in each "
-            "epoch."
-        )
-    if found.difference is not None and asked == AUTO and crew.size > 1 and not crew.processes:
-        yield (
-            f"{crew.size} threads read {name}: values that it draws from one random "
-            "generator are others in each run. With data.readers=1 they are drawn in the order of "
-            "the run."
-        )
+            yield f"{name} changes by epoch, and data.feed='resident' keeps the first; {_STREAM}"
+        if draws:
+            yield f"{changed} within one epoch, so that no run can be repeated"
+    elif draws and asked == "resident":
+        yield f"{changed}, and data.feed='resident' keeps the first values; {_STREAM}"
+    elif asked == AUTO and (draws or large):
+        yield f"{changed or large}. So the feed is 'streamed'; data.feed='resident' reads once"
+        if draws and crew.size > 1 and not crew.processes:
+            yield f"{crew.size} threads read {name}, whose random numbers depend on who is first"
 
 
 @contextlib.contextmanager

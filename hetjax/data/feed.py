@@ -21,7 +21,9 @@ from jax.experimental import layout
 
 from hetjax import types
 from hetjax.data import held as held_lib
-from hetjax.data import leaves, passes, readers, sources, stream
+from hetjax.data import leaves, readers, sources
+from hetjax.data import passes as passes_lib
+from hetjax.data import stream as stream_lib
 
 _BLOCK_MICROBATCHES = 8  # that one thread reads at a time
 
@@ -40,9 +42,11 @@ class Feed:
     """Whether the hints are to be of what all workers do, those of other processes too."""
 
     def __init__(self, held: held_lib.Held | None) -> None:
-        self._held = held
+        self._held, self._compared = held, 0
 
-    def load(self, worker: int, example_ids: np.ndarray, passes: Any = 0) -> types.Microbatch:
+    def load(
+        self, worker: int, example_ids: np.ndarray, passes: np.ndarray | int = 0
+    ) -> types.Microbatch:
         """`example_ids i32[..., B]` as a microbatch on the worker's device.
 
         `passes` i64[...] says of which pass each is, or one number of all of them: a source may
@@ -50,7 +54,7 @@ class Feed:
         """
         raise NotImplementedError
 
-    def lend(self, worker: int, example_ids: np.ndarray, passes: Any = 0) -> Any:
+    def lend(self, worker: int, example_ids: np.ndarray, passes: np.ndarray | int = 0) -> Any:
         """As `load`, for a program that makes a microbatch of it by `gathered`."""
         return self.load(worker, example_ids, passes)
 
@@ -60,30 +64,29 @@ class Feed:
     def wait(self, example_ids: np.ndarray, pass_index: int = 0) -> None:
         """Returns when these microbatches i32[k, B] are in memory, host or device."""
 
-    def came(self, pass_index: int, count: int) -> int | None:
-        """How many examples a pass has, as far as its first `count` tell; None: all of them."""
-        del pass_index, count
-        return None
-
     def first(self) -> types.PyTree:
         """Of what comes once: the first example, which all processes must have alike."""
         return ()
 
-    def ended(self, pass_index: int) -> str:
-        """What to tell where a pass has fewer examples than it was to have."""
+    def end(self, stream: stream_lib.Stream, state: stream_lib.StreamState, budget: int) -> str:
+        """Of what comes once: what to tell where it has ended within an epoch, and all is done.
+
+        The next round of `budget` microbatches is waited for; a stream that is shorter is cut.
+        """
         raise NotImplementedError
 
-    def saved(self, state: stream.StreamState) -> Any:
+    def saved(self, state: stream_lib.StreamState) -> Any:
         """What a checkpoint keeps of the source itself, as JSON values."""
         del state
 
-    def go_on(self, state: stream.StreamState, saved: Any) -> None:
+    def go_on(self, state: stream_lib.StreamState, saved: dict[str, Any] | None) -> None:
         """Has the source go on where a checkpoint was made, by what `saved` gave."""
 
     def compare(self, epoch: int) -> None:
         """Tells what of the source has changed since epoch 0; call it once an epoch."""
-        if self._held is not None:
-            self._held.compare(epoch)
+        if self._held is not None and epoch != self._compared:
+            self._compared = epoch
+            self._held.compare()
 
     def close(self) -> None:
         """Frees threads."""
@@ -102,8 +105,8 @@ def check_narrow(arrays: types.PyTree, example_ids: np.ndarray | None = None) ->
 
 def rows(example_ids: Any, xp: Any) -> Any:
     """Which example is read for each id `[..., B]`: of padding the first of its microbatch."""
-    of_padding = xp.where(example_ids == stream.PADDING, example_ids[..., :1], example_ids)
-    return xp.where(of_padding < stream.PADDING, passes.filling(of_padding), of_padding)
+    of_padding = xp.where(example_ids == stream_lib.PADDING, example_ids[..., :1], example_ids)
+    return xp.where(of_padding < stream_lib.PADDING, passes_lib.filling(of_padding), of_padding)
 
 
 def _gather(arrays: types.PyTree, example_ids: jax.Array) -> types.Microbatch:
@@ -121,7 +124,7 @@ class Lent(NamedTuple):
     example_ids: Any  # i32[B]
 
 
-def gathered(microbatch: Any) -> types.Microbatch:
+def gathered(microbatch: types.Microbatch | Lent) -> types.Microbatch:
     """What a program is given, as a microbatch; traceable.
 
     The barrier has XLA compile what follows as if the gather were a program of its own, so that
@@ -176,30 +179,19 @@ class ResidentFeed(Feed):
         self._arrays = [copies.get(device) for device in devices]
         self._gather = jax.jit(_gather)
 
-    def load(self, worker: int, example_ids: np.ndarray, passes: Any = 0) -> types.Microbatch:
+    def load(
+        self, worker: int, example_ids: np.ndarray, passes: np.ndarray | int = 0
+    ) -> types.Microbatch:
         del passes  # its values were read once
         return self._gather(self._arrays[worker], example_ids)
 
-    def lend(self, worker: int, example_ids: np.ndarray, passes: Any = 0) -> Lent:
+    def lend(self, worker: int, example_ids: np.ndarray, passes: np.ndarray | int = 0) -> Lent:
         del passes
         return Lent(self._arrays[worker], example_ids)
 
 
 _Key = tuple[int, bytes]
-
-
-class _Block(NamedTuple):
-    """Examples that are read or being read, each part by one thread."""
-
-    parts: list[concurrent.futures.Future]
-
-    def examples(self, start: int, stop: int) -> types.PyTree:
-        """The examples from one place to another; all parts have to be read."""
-
-        def cut(*pieces: np.ndarray) -> np.ndarray:
-            return (pieces[0] if len(pieces) == 1 else np.concatenate(pieces))[start:stop]
-
-        return jax.tree.map(cut, *[part.result() for part in self.parts])
+_Block = list[concurrent.futures.Future]  # examples that are read, each part by one thread
 
 
 class StreamedFeed(Feed):
@@ -239,36 +231,41 @@ class StreamedFeed(Feed):
         ids = rows(ids, np).reshape(-1)
         size = -(-len(ids) // self._num_readers)
         parts = [ids[start : start + size] for start in range(0, len(ids), size)]
-        block = _Block([self._readers.submit(part, pass_index) for part in parts])
+        block = [self._readers.submit(part, pass_index) for part in parts]
         for place, one in enumerate(microbatches):
             self._ready[pass_index, one.tobytes()] = block, place
 
-    def _block_of(self, ids: np.ndarray, pass_index: int) -> tuple[_Block, int]:
-        """The block with the examples of a microbatch, and its place there; waits for them."""
+    def _block_of(self, ids: np.ndarray, pass_index: int) -> tuple[list[types.PyTree], int]:
+        """The parts of the block with a microbatch, and its place there; waits for them."""
         key = pass_index, ids.tobytes()
         if key not in self._ready:
             self._submit(pass_index, [ids])
         block, place = self._ready[key]
-        for part in block.parts:
-            self._readers.result(part)
-        return block, place
+        return [self._readers.result(part) for part in block], place
 
     def _examples(self, ids: np.ndarray, pass_index: int) -> types.PyTree:
         """The examples of one microbatch, `[B, ...]`, on the host."""
-        if ids[0] == stream.PADDING:
+        if ids[0] == stream_lib.PADDING:
             return jax.tree.map(lambda leaf: np.stack([leaf] * len(ids)), self._like)
-        block, place = self._block_of(ids, pass_index)
+        parts, place = self._block_of(ids, pass_index)
         del self._ready[pass_index, ids.tobytes()]
-        examples = block.examples(place * len(ids), (place + 1) * len(ids))
+
+        def cut(*pieces: np.ndarray) -> np.ndarray:
+            whole = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+            return whole[place * len(ids) : (place + 1) * len(ids)]
+
+        examples = jax.tree.map(cut, *parts)
         check_narrow(examples, rows(ids, np))
         return examples
 
     def wait(self, example_ids: np.ndarray, pass_index: int = 0) -> None:
         for ids in example_ids:
-            if ids[0] != stream.PADDING:
+            if ids[0] != stream_lib.PADDING:
                 self._block_of(ids, pass_index)
 
-    def load(self, worker: int, example_ids: np.ndarray, passes: Any = 0) -> types.Microbatch:
+    def load(
+        self, worker: int, example_ids: np.ndarray, passes: np.ndarray | int = 0
+    ) -> types.Microbatch:
         shape = example_ids.shape
         flat = example_ids.reshape(-1, shape[-1])
         each = np.broadcast_to(passes, shape[:-1]).reshape(-1).tolist()
@@ -296,6 +293,3 @@ class StreamedFeed(Feed):
 
     def close(self) -> None:
         self._readers.close()
-
-
-FEEDS: dict[str, Callable[..., Feed]] = {"resident": ResidentFeed, "streamed": StreamedFeed}

@@ -13,9 +13,10 @@ from hetjax.data import feed as feed_lib
 from hetjax.data import stream as stream_lib
 from hetjax.processes import board as board_lib
 from hetjax.processes import solutions
-from hetjax.quota import asking
+from hetjax.quota import policies
 
 _DEFAULT = "random_reshuffling"
+_ONCE = "with a hetjax.stream, whose examples come once, in their own order; leave it out"
 
 
 class _Coming(NamedTuple):
@@ -24,12 +25,10 @@ class _Coming(NamedTuple):
     order: np.ndarray  # i32[num_examples]: 0, 1, 2, …
 
 
-def as_it_comes() -> ordering.Ordering:
-    """Of what comes once: each pass in the order of its positions."""
-    return ordering.Ordering(
-        lambda num_examples, seed: _Coming(np.arange(num_examples, dtype=np.int32)),
-        lambda state, realised_examples, example_signs: state,
-    )
+AS_IT_COMES = ordering.Ordering(
+    lambda num_examples, seed: _Coming(np.arange(num_examples, dtype=np.int32)),
+    lambda state, realised_examples, example_signs: state,
+)
 
 
 def check(config: config_lib.ExperimentConfig, source: Any, chosen: kinds.Parts) -> None:
@@ -42,22 +41,12 @@ def check(config: config_lib.ExperimentConfig, source: Any, chosen: kinds.Parts)
         return
     order = kinds.name_of("ordering", chosen.ordering)
     if order != _DEFAULT:
-        raise ValueError(
-            f"ordering.method: got {order!r} with a hetjax.stream, whose examples come once, so "
-            "that no order can be made of what they did before. Leave it out: the order is that in "
-            "which they come, shuffled in the buffer (buffer_size=)"
-        )
+        raise ValueError(f"ordering.method: got {order!r} {_ONCE}")
     if config.data.sharing == "private":
-        raise ValueError(
-            "data.sharing: got 'private' with a hetjax.stream: no worker can own examples that "
-            "nobody has seen yet. Take 'shared'"
-        )
+        raise ValueError(f"data.sharing: got 'private' {_ONCE}")
     if config.data.feed == "resident" or config.data.readers != 1:
-        raise ValueError(
-            f"data: got feed={config.data.feed!r} and readers={config.data.readers!r} with a "
-            "hetjax.stream, which one thread reads ahead. Leave both out; a loader may have "
-            "workers of its own"
-        )
+        asked = f"feed={config.data.feed!r}, readers={config.data.readers!r}"
+        raise ValueError(f"data: got {asked} {_ONCE}")
 
 
 def make_feed(
@@ -96,32 +85,14 @@ def make_stream(
         idle = num_workers - config.budget
         if idle > 0 and leads:
             messages.say(
-                f"a round has {config.budget} microbatches (budget) for {num_workers} "
-                f"workers, so {idle} of them have nothing to do in it; set budget to "
-                f"{num_workers} or more for all to work"
+                f"budget: {config.budget} microbatches a round leave {idle} of {num_workers} "
+                "workers idle"
             )
         if isinstance(source, iterables.Streamed):
-            common |= {"ordering": as_it_comes(), "comes_once": True}
+            common |= {"ordering": AS_IT_COMES, "comes_once": True}
         return stream_lib.SharedStream(len(source), num_workers, **common)
-    proportions = asking.proportions(chosen.quota, num_workers)
+    proportions = policies.shard_proportions(chosen.quota, num_workers)
     return stream_lib.PrivateStream(len(source), num_workers, proportions=proportions, **common)
-
-
-def end(
-    feed: feed_lib.Feed, stream: stream_lib.Stream, state: stream_lib.StreamState, budget: int
-) -> str:
-    """Where an iterable has ended within an epoch, and all that came is done: what to tell.
-
-    The next round of `budget` microbatches is waited for; a stream that is shorter is cut.
-    """
-    if not (feed.reads_all and isinstance(stream, stream_lib.SharedStream)):
-        return ""
-    (own,), quotas = state.passes, np.zeros(stream.num_workers, int)
-    quotas[0] = stream.total(state, budget)
-    ids = stream.plan(state, quotas).example_ids
-    came = feed.came(own.pass_index, int(ids.max(initial=-1)) + 1)
-    stream.cut(stream.num_examples if came is None else came)
-    return feed.ended(own.pass_index) if stream.total(state, budget) == 0 else ""
 
 
 def first_examples(

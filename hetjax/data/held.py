@@ -32,24 +32,16 @@ class Held:
             self._ids = np.unique(np.linspace(0, self._length - 1, _MOST).astype(np.int64))
             self._examples = self._read()
         self._has_told_length = False
-        self._epoch = 0
 
-    def compare(self, epoch: int) -> None:
-        """Looks at the source as it is now, once in each epoch after the first, epoch 0."""
-        if epoch == self._epoch:
-            return
-        self._epoch = epoch
+    def compare(self) -> None:
+        """Looks at the source as it is now."""
         try:
             length = len(self._source)
         except Exception:  # it was closed, as a file may be: it is not needed any more
             return
         if length != self._length and not self._has_told_length:
             self._has_told_length = True
-            self._tell(
-                f"has {length} examples now, and had {self._length} when it was taken: the number "
-                f"stays {self._length}, and so do the orders and what an epoch is. A call that "
-                "begins anew takes the others too, such as fit(…, init_state=result.state)"
-            )
+            self._tell(f"has {length} examples now; this run stays with the {self._length} it had")
         if self._examples is None:
             return
         try:
@@ -62,9 +54,7 @@ class Held:
             of_it = difference.field or "the item"
             changed = f"example {difference.example_id} is another one than before ({of_it})"
         self._examples = None
-        self._tell(
-            f"changes while it is used: {changed}. Its values were read once and stay. {self._way}"
-        )
+        self._tell(f"changes while it is used: {changed}. The values read once stay. {self._way}")
 
     def _read(self) -> Any:
         if isinstance(self._source, sources.ArraySource):  # draws nothing: 0.2 ms less an epoch

@@ -102,18 +102,24 @@ class IterableFeed(feed.Feed):
             if until >= stop:
                 break
 
-    def came(self, pass_index: int, count: int) -> int:
-        length = len(self._source)
-        stop = pass_index * length + count
-        self._ask(stop)
-        self._wait(stop)
-        return length if self._end is None else min(length, self._end - pass_index * length)
-
     def first(self) -> types.PyTree:
         return self._like
 
-    def ended(self, pass_index: int) -> str:
-        return self._source.ended(pass_index, self.came(pass_index, 0))
+    def end(self, stream: stream_lib.Stream, state: stream_lib.StreamState, budget: int) -> str:
+        assert isinstance(stream, stream_lib.SharedStream)  # `feeding.check` refuses private data
+        (own,), quotas = state.passes, np.zeros(stream.num_workers, int)
+        quotas[0] = stream.total(state, budget)
+        length = came = len(self._source)
+        first = own.pass_index * length
+        stop = first + int(stream.plan(state, quotas).example_ids.max(initial=-1)) + 1
+        self._ask(stop)
+        self._wait(stop)
+        if self._end is not None:
+            came = min(length, self._end - first)
+        stream.cut(came)
+        if stream.total(state, budget):
+            return ""
+        return self._source.ended(own.pass_index, came)
 
     def read_ahead(self, example_ids: np.ndarray, passes: np.ndarray) -> None:
         length = len(self._source)
@@ -134,7 +140,9 @@ class IterableFeed(feed.Feed):
         if (rows >= 0).any():
             self._wait(pass_index * len(self._source) + int(rows.max()) + 1)
 
-    def load(self, worker: int, example_ids: np.ndarray, passes: Any = 0) -> types.Microbatch:
+    def load(
+        self, worker: int, example_ids: np.ndarray, passes: np.ndarray | int = 0
+    ) -> types.Microbatch:
         shape = example_ids.shape
         rows = feed.rows(example_ids, np)
         offsets = np.broadcast_to(passes, shape[:-1])[..., None] * len(self._source)
@@ -145,9 +153,7 @@ class IterableFeed(feed.Feed):
             found = [padding if at < 0 else self._window[at] for at in positions]
         except KeyError as error:
             raise ValueError(
-                f"hetjax.stream: position {error} of the stream is asked for, which has gone past "
-                "it: its examples come once, so that rounds cannot be done again, nor a run be "
-                "begun twice; make the stream anew"
+                f"hetjax.stream: position {error} is past, and examples come once; make it anew"
             ) from None
         columns = [np.stack(each) for each in zip(*found, strict=True)]
         feed.check_narrow(leaves.rebuild(self._like, iter(columns)), np.array(positions))
@@ -167,7 +173,7 @@ class IterableFeed(feed.Feed):
     def saved(self, state: stream_lib.StreamState) -> Any:
         return self._source.inputs.saved(self._next(state))
 
-    def go_on(self, state: stream_lib.StreamState, saved: Any) -> None:
+    def go_on(self, state: stream_lib.StreamState, saved: dict[str, Any] | None) -> None:
         position = self._next(state)
         self._source.inputs.go_to(position, saved, tells=self._leads)
         self._made = self._needed = self._is_asked = position

@@ -77,10 +77,7 @@ class Inputs:
         except Ended:
             self.first = list(self._waiting)
             if not self.first:
-                raise ValueError(
-                    f"hetjax.stream: the {self.name} gave no example. One that was gone through "
-                    "already is to be made anew"
-                ) from None
+                raise ValueError(f"hetjax.stream: the {self.name} gave no example") from None
         return self.first[index % len(self.first)]
 
     def next(self) -> Any:
@@ -111,9 +108,9 @@ class Inputs:
             self._begun()
             return
         except Exception as error:
+            said = f"{type(error).__name__}: {error}"
             self._failed = ValueError(
-                f"hetjax.stream: the {self.name} failed after {self._taken:,} examples: "
-                f"{type(error).__name__}: {error}"
+                f"hetjax.stream: the {self.name} failed after {self._taken:,} examples: {said}"
             )
             raise self._failed from error
         self._gave = True
@@ -131,9 +128,8 @@ class Inputs:
         sizes = {column.shape[0] if column.ndim else 0 for column in columns}
         if len(sizes) != 1 or 0 in sizes:
             raise ValueError(
-                f"hetjax.stream: the {self.name} gave no batch after {self._taken:,} examples: its "
-                f"arrays have {sorted(sizes)} entries along the first axis, which must be equally "
-                "many. Give batched=False if it gives single examples"
+                f"hetjax.stream: the {self.name} gave no batch after {self._taken:,} examples, but "
+                f"arrays of lengths {sorted(sizes)}; batched=False takes single examples"
             )
         (size,) = sizes
         return [
@@ -173,10 +169,7 @@ class Inputs:
         try:
             return {**found[-1]._asdict(), "state": iterable_states.encode(found[-1].state)}
         except TypeError as error:
-            messages.say(
-                f"the state of the {self.name} cannot be kept ({error}): a run that goes on reads "
-                "and skips what is done"
-            )
+            messages.say(f"the state of the {self.name} cannot be kept ({error})")
             return None
 
     def go_to(self, position: int, saved: dict[str, Any] | None, *, tells: bool) -> None:
@@ -194,8 +187,7 @@ class Inputs:
             self._restore(saved)
         elif self._was_read and self._iterator is self._iterable:
             raise ValueError(
-                f"hetjax.stream: this {self.name} was read by an earlier run, and to go on its "
-                f"first {position:,} examples are to be skipped: make it anew, and the stream of it"
+                f"hetjax.stream: this {self.name} was read by an earlier run; make it anew"
             )
         elif self._handed_on:
             self.begin()
@@ -206,13 +198,12 @@ class Inputs:
         except Ended:
             raise ValueError(
                 f"hetjax.stream: the run has done {position:,} examples, and the {self.name} gives "
-                f"{self._handed_on:,} now; give the one that the run began with"
+                f"{self._handed_on:,} now"
             ) from None
         if saved is None and skipped and tells:
+            secs = time.perf_counter() - began
             messages.say(
-                f"skipped the first {skipped:,} examples of the {self.name} in "
-                f"{time.perf_counter() - began:.1f} s, as the run has done them"
-                + ("" if self._own_state() else "; with state_dict and load_state_dict it need not")
+                f"skipped the first {skipped:,} examples of the {self.name}, in {secs:.1f} s"
             )
 
     def _restore(self, saved: dict[str, Any]) -> None:
@@ -228,7 +219,7 @@ class Inputs:
         except Exception as error:
             raise ValueError(
                 f"hetjax.stream: the {self.name} does not take the state that it had: "
-                f"{type(error).__name__}: {error}. Give the one that the run began with"
+                f"{type(error).__name__}: {error}"
             ) from error
         if self._iterator is None:
             self._iterator = iter(self._iterable)
@@ -271,8 +262,7 @@ class Streamed:
         """What to tell of an iterable that ended in an epoch after so many examples."""
         return (
             f"the {self.inputs.name} ended in epoch {epoch}: {came:,} examples of it came, and "
-            f"examples_per_epoch={self._len:,} were promised. Give fewer, or an iterable without "
-            "end, or one that can be gone through again and has as many"
+            f"examples_per_epoch={self._len:,} were promised"
         )
 
 
@@ -311,8 +301,7 @@ def stream(
     """
     if not hasattr(iterable, "__iter__") or isinstance(iterable, str | bytes | dict):
         raise ValueError(
-            f"hetjax.stream: got a {type(iterable).__name__}; give what `for example in …` goes "
-            "through: a generator (call its function), a loader, a streamed data set"
+            f"hetjax.stream: got a {type(iterable).__name__}; give what `for example in …` takes"
         )
     for name, value, least in (
         ("examples_per_epoch", examples_per_epoch, 1),
@@ -320,8 +309,7 @@ def stream(
     ):
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**31:
             raise ValueError(
-                f"hetjax.stream: {name} is {value!r}; give a whole number of at least {least}, "
-                "below 2**31"
+                f"hetjax.stream: {name} is {value!r}; give a whole number from {least} to 2**31"
             )
     if batched is None:
         batched = hasattr(iterable, "dataset") and getattr(iterable, "batch_size", None) is not None

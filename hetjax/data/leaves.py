@@ -14,18 +14,8 @@ PyTree = Any
 _NUMBERS = (bool, int, float)
 _SHOWN = 20  # characters of a text in a message
 
-TOKENISE = (
-    "training needs numbers: tokenise the text first, each one a row of token ids (int32), cut or "
-    "padded to one length, or drop the field"
-)
-
-WIDE = (
-    "Number the values anew, as np.unique(ids, return_inverse=True)[1] does, drop the field where "
-    "the loss does not need it, or call jax.config.update('jax_enable_x64', True) first"
-)
-
-_CLASSES = "; number labels of classes, as np.unique(labels, return_inverse=True)[1] does"
-_NUMBERS_ALONE = "entry {at} is {value!r}, which is no number; give one, or leave the example out"
+_NUMBERS_ALONE = "training needs numbers: tokenise text, or drop the field"
+_WIDE = "which 32 bits do not hold; number the values anew, or set jax_enable_x64"
 
 
 def walk(tree: PyTree, path: str = "") -> Iterator[tuple[str, Any]]:
@@ -70,7 +60,6 @@ def of_item(item: PyTree, index: int) -> list[tuple[str, np.ndarray]]:
     """
     leaves = []
     for path, leaf in walk(item):
-        _refuse_tracked(f"example {index} cannot be used: leaf {path or 'item'}", leaf)
         try:
             array = _number_array(leaf)
         except (ValueError, TypeError, OverflowError) as error:
@@ -109,10 +98,7 @@ def check_narrow(arrays: PyTree, example_ids: np.ndarray | None = None) -> None:
             continue
         at = np.argwhere((leaf > narrow.max) | (leaf < narrow.min))[0]
         which = at[0] if example_ids is None else example_ids[at[0]]
-        raise ValueError(
-            f"example {which}: leaf {path or 'item'} is {leaf.dtype} and holds {leaf[tuple(at)]}, "
-            f"which does not fit into the 32 bits that JAX has by default. {WIDE}"
-        )
+        raise ValueError(f"example {which}: leaf {path or 'item'} holds {leaf[tuple(at)]}, {_WIDE}")
 
 
 def describe(leaves: list[tuple[str, tuple[int, ...], np.dtype]]) -> str:
@@ -123,14 +109,12 @@ def describe(leaves: list[tuple[str, tuple[int, ...], np.dtype]]) -> str:
 
 def _number_array(leaf: Any) -> np.ndarray:
     if isinstance(leaf, str | bytes):
-        shown = leaf if len(leaf) <= _SHOWN else leaf[:_SHOWN]
-        dots = "" if len(leaf) <= _SHOWN else "…"
-        raise ValueError(f"is {type(leaf).__name__} ({shown!r}{dots}), and {TOKENISE}")
+        raise ValueError(f"is {type(leaf).__name__} ({leaf[:_SHOWN]!r}), and {_NUMBERS_ALONE}")
     if type(leaf) is int:
         try:
             return np.asarray(leaf, np.int32)
         except OverflowError:
-            raise ValueError(f"is {leaf}, which does not fit into 32 bits. {WIDE}") from None
+            raise ValueError(f"is {leaf}, {_WIDE}") from None
     array = np.asarray(leaf)
     if not _is_numeric(array.dtype):
         raise ValueError(f"is {type(leaf).__name__} of dtype {array.dtype}, and {_mend(array)}")
@@ -145,25 +129,12 @@ def _array_leaf(path: str, leaf: Any) -> np.ndarray:
     name = f"array {path}" if path else "the array"
     if type(leaf) is list:
         return _number_array(leaf)
-    _refuse_tracked(name, leaf)
     if not hasattr(leaf, "__array__") or np.ndim(leaf) == 0:
-        raise ValueError(
-            f"a source of arrays takes NumPy arrays with a leading axis of examples; "
-            f"{path or 'it'} is {type(leaf).__name__}"
-        )
+        raise ValueError(f"{name} is {type(leaf).__name__}; a source takes arrays of examples")
     array = np.asarray(leaf)
     if not _is_numeric(array.dtype):
         raise ValueError(f"{name} has dtype {array.dtype}, and {_mend(array)}")
     return array
-
-
-def _refuse_tracked(name: str, leaf: Any) -> None:
-    """Refuses a tensor of PyTorch that wants gradients, which NumPy cannot read."""
-    if getattr(leaf, "requires_grad", False) is True:
-        raise ValueError(
-            f"{name} is a {type(leaf).__name__} with requires_grad=True, and examples are numbers "
-            "without gradients. Give tensor.detach().numpy(), or make it without requires_grad"
-        )
 
 
 def _mend(array: np.ndarray) -> str:
@@ -171,14 +142,12 @@ def _mend(array: np.ndarray) -> str:
     values = array.reshape(-1).tolist()
     at = _first_odd(values)
     if at is not None:
-        return _NUMBERS_ALONE.format(at=at, value=values[at])
-    if array.dtype.kind in "SUT" or any(isinstance(value, str | bytes) for value in values[:1]):
-        return TOKENISE + (_CLASSES if array.ndim == 1 else "")
-    if values and all(hasattr(value, "__len__") for value in values):
-        if len({len(value) for value in values}) > 1:
-            return "its rows have different lengths: cut or pad them to one"
+        return f"entry {at} is {values[at]!r}, which is no number"
+    if values and all(
+        hasattr(value, "__len__") and not isinstance(value, str | bytes) for value in values
+    ):
         return "each of its entries is a row: make one array of them by np.stack"
-    return "training needs numbers: encode it as integers or floats, or drop the field"
+    return _NUMBERS_ALONE
 
 
 def _first_odd(values: list[Any]) -> int | None:
@@ -197,21 +166,17 @@ def _refuse_lists(tree: PyTree, path: str) -> None:
         for position, child in enumerate(tree):
             _refuse_lists(child, f"{path}[{position}]")
     elif type(tree) is list and tree and not _list_shape(tree):
-        at = _first_odd(tree)
+        name, at = path or "the list", _first_odd(tree)
         if at is not None:
-            shown = _NUMBERS_ALONE.format(at=at, value=tree[at])
-            raise ValueError(f"{path or 'the list'} cannot be used: {shown}")
-        if any(isinstance(child, str | bytes) for child in tree):
-            raise ValueError(f"{path or 'the list'} is a list of strings, and {TOKENISE}{_CLASSES}")
-        rows = all(type(child) in (list, *_NUMBERS) for child in tree)
-        lengths = [len(child) if rows and type(child) is list else 0 for child in tree]
-        odd = next((i for i, n in enumerate(lengths) if n != lengths[0]), None)
-        if odd is not None:
             raise ValueError(
-                f"{path or 'the list'} has rows of different lengths: row 0 has {lengths[0]} "
-                f"entries, row {odd} has {lengths[odd]}; an example has one shape, so cut or pad "
-                "the rows to one length, and mask the padding in the loss"
+                f"{name} cannot be used: entry {at} is {tree[at]!r}, which is no number"
             )
+        if any(isinstance(child, str | bytes) for child in tree):
+            raise ValueError(f"{name} is a list of strings, and {_NUMBERS_ALONE}")
+        rows = all(type(child) in (list, *_NUMBERS) for child in tree)
+        lengths = {len(child) if rows and type(child) is list else 0 for child in tree}
+        if len(lengths) > 1:
+            raise ValueError(f"{name} has rows of different lengths: {sorted(lengths)}")
         for position, child in enumerate(tree):
             _refuse_lists(child, f"{path}[{position}]")
 

@@ -16,10 +16,7 @@ from typing import Any
 import numpy as np
 
 _END_SECS = 5.0  # until a process that is told to end has ended
-_GUARD = (
-    "Python begins the program anew in it: what trains must stand under "
-    "if __name__ == '__main__':, and the source's class in a module, not in a notebook"
-)
+_BEGINS = "data.readers: a reader process needs `if __name__ == '__main__':` and classes in modules"
 
 Read = Callable[[np.ndarray, int], Any]
 
@@ -81,21 +78,14 @@ class _One:
             self._ours.send(read)
             wrong = self._ours.recv()
         except (EOFError, ConnectionError):
-            raise ValueError(
-                f"data.readers: a reader process ended as it began ({self._code()}). {_GUARD}"
-            ) from None
+            raise ValueError(f"{_BEGINS}; it ended as it began ({self._code()})") from None
         except Exception as error:
             raise ValueError(
                 "data.readers: the source cannot be sent to a process "
-                f"({type(error).__name__}: {error}). Define its class, and the functions that it "
-                "calls, at the top of a module, and open files when they are first read; or let "
-                "threads read, data.readers=8"
+                f"({type(error).__name__}: {error})"
             ) from error
         if wrong:
-            raise ValueError(
-                f"data.readers: a reader process cannot make the source of its pickle ({wrong}). "
-                f"{_GUARD}"
-            )
+            raise ValueError(f"{_BEGINS}; it cannot make the source of its pickle ({wrong})")
 
     def ask(self, example_ids: np.ndarray, pass_index: int) -> Any:
         """The examples, as that process has read them."""
@@ -106,8 +96,7 @@ class _One:
             first, last = int(example_ids[0]), int(example_ids[-1])
             raise ValueError(
                 f"data.readers: a reader process ended ({self._code()}) while it read examples "
-                f"{first} to {last}, or before. A process that is killed may have taken too much "
-                "memory: each holds a copy of the source; take fewer, or threads, data.readers=8"
+                f"{first} to {last}; each holds a copy of the source"
             ) from None
         if is_read:
             return answer

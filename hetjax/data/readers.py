@@ -68,12 +68,6 @@ class Readers:
         for _ in range(count):
             threading.Thread(target=self._work, name="hetjax-feed", daemon=True).start()
 
-    def __enter__(self) -> "Readers":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
     def submit(self, example_ids: np.ndarray, pass_index: int = 0) -> concurrent.futures.Future:
         """Has examples read, as they are in a pass, after all that were asked for before."""
         future: concurrent.futures.Future = concurrent.futures.Future()

@@ -8,14 +8,10 @@ from typing import Any
 
 import numpy as np
 
-_STREAM = "hetjax.stream(…, examples_per_epoch=N), which goes through it as it comes"
+_STREAM = "hetjax.stream(…, examples_per_epoch=N)"
 _MOST_EXAMPLES = 2**31 - 1  # ids are i32
 
-_SOURCES = (
-    "a NumPy array, a dict or tuple of arrays of equal length (one entry an example), or an object "
-    "with __len__ and __getitem__ (tfds.data_source, a Grain source, a Hugging Face data set, a "
-    "list of examples)"
-)
+_SOURCES = "an array, a dict or tuple of arrays, or what has __len__ and __getitem__"
 
 
 def opened(data: Any) -> Any:
@@ -24,10 +20,7 @@ def opened(data: Any) -> Any:
     Raises:
         ValueError: no source can be made of it. The message says what it is, and what to give.
     """
-    if isinstance(data, Mapping):
-        _refuse_splits(data)
-        return data
-    if isinstance(data, np.ndarray | tuple):
+    if isinstance(data, Mapping | np.ndarray | tuple):
         return data
     if hasattr(data, "columns") and hasattr(data, "to_numpy"):  # pandas, Polars
         return {name: data[name].to_numpy() for name in data.columns}
@@ -43,69 +36,29 @@ def _refusal(data: Any) -> str:
     """What is wrong with it, and what to give instead; '' if it has examples by index."""
     name = type(data).__name__
     if isinstance(data, str | bytes):
-        return f"{name}; give {_SOURCES}; the name of a data set goes to hetjax.zoo.datasets.load"
-    if isinstance(data, type):
-        return f"the class {data.__name__}; give an instance of it, {data.__name__}(…)"
-    is_iterable = hasattr(data, "__iter__") and not hasattr(data, "__len__")
-    if is_iterable or not hasattr(data, "__getitem__"):
-        return f"{name}: {_without_index(data)}"
+        return f"{name}; hetjax.zoo.datasets.load takes the name of a data set"
+    if (
+        hasattr(data, "dataset")
+        and hasattr(data, "batch_size")
+        and not hasattr(data, "__getitem__")
+    ):
+        return f"{name}, which is a loader; give the data set in it, loader.dataset, or {_STREAM}"
+    if hasattr(data, "__iter__") and not (
+        hasattr(data, "__len__") and hasattr(data, "__getitem__")
+    ):
+        return f"{name}, which has no index; give {_STREAM}, or list(…) of it"
+    if not hasattr(data, "__getitem__"):
+        return f"{name}; give {_SOURCES}"
     if not hasattr(data, "__len__"):
-        return (
-            f"{name}: it has no __len__, and an epoch needs an end. Define __len__; where examples "
-            "are made without end, return how many an epoch is to have"
-        )
+        return f"{name}, which has no __len__: how many examples an epoch has"
     try:
         length = len(data)
     except OverflowError:  # it has more examples than Python can count
         length = _MOST_EXAMPLES + 1
     except Exception as error:
-        return f"{name}: len() of it raises {type(error).__name__}: {error}. Give {_SOURCES}"
+        return f"{name}: len() of it raises {type(error).__name__}: {error}"
     if length == 0:
-        return f"{name}: it has no examples, len({name}) is 0"
+        return f"{name}: it has no examples"
     if length > _MOST_EXAMPLES:
-        return (
-            f"{name}: it has {length:,} examples or no end, and {_MOST_EXAMPLES:,} are the most. "
-            "Give the data once, without repeating them (epochs= says how often they are gone "
-            "through), or a __len__ of as many examples as an epoch is to have"
-        )
+        return f"{name}: it has {length:,} examples or no end, and {_MOST_EXAMPLES:,} are the most"
     return ""
-
-
-def _without_index(data: Any) -> str:
-    """What to give instead of something that has no `__getitem__`."""
-    if hasattr(data, "dataset") and hasattr(data, "batch_size"):
-        return (
-            "a loader cuts batches in an order of its own, which hetjax does here. Give the data "
-            "set in it, loader.dataset; microbatch_size= says the size, ordering= the order, "
-            "data={'readers': N} how many threads read. Where the data have no index, give "
-            f"{_STREAM}"
-        )
-    if hasattr(data, "__next__"):
-        return (
-            "what can be gone through once, in one order, is no source: hetjax reads by index, "
-            f"each epoch in another order. Give {_STREAM}; or list(…) of it if it ends and fits "
-            "into memory (list(itertools.islice(…, N)) of one without end), or an object with "
-            "__len__ and __getitem__"
-        )
-    if hasattr(data, "__iter__"):
-        return (
-            "it is made to be gone through, and hetjax reads by index, each epoch in another "
-            f"order. Give {_STREAM}; or list(…) of it if it ends and fits into memory, or a form "
-            "of it with __getitem__ and __len__ (a Hugging Face data set without streaming, "
-            "tfds.data_source for tf.data)"
-        )
-    return f"it has no __getitem__ and no examples. Give {_SOURCES}"
-
-
-def _refuse_splits(data: Mapping) -> None:
-    """Refuses a dict of data sets, such as `load_dataset` of Hugging Face returns."""
-    for name, each in data.items():
-        has_examples = hasattr(each, "__getitem__") and hasattr(each, "__len__")
-        if not has_examples or hasattr(each, "__array__"):
-            continue
-        if not isinstance(each, str | bytes | list | tuple | Mapping):
-            raise ValueError(
-                f"a source cannot be made of a dict of data sets, {sorted(map(str, data))}: "
-                f"{name!r} is a {type(each).__name__}. Give one of them, such as "
-                f"source=data[{name!r}], and another one as eval_source"
-            )

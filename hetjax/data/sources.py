@@ -13,6 +13,7 @@ source. It needs NumPy alone.
 """
 
 import collections
+import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
@@ -57,17 +58,15 @@ class ArraySource:
         self.notes = tuple(notes)
         found = leaves.of_arrays(arrays)
         if not found:
-            raise ValueError("a source of arrays needs at least one array; none was given")
+            raise ValueError("a source of arrays needs at least one array")
         lengths = {path or "array": array.shape[0] for path, array in found}
         if len(set(lengths.values())) > 1:
             raise ValueError(
-                "the arrays of a source must have equal lengths along axis 0, that of the "
-                f"examples; got {lengths}. (A list of arrays is several arrays: np.stack makes it "
-                "one.)"
+                f"the arrays of a source must have equal lengths, axis 0; got {lengths}"
             )
         self._len = found[0][1].shape[0]
         if self._len == 0:
-            raise ValueError("a source needs at least one example; the arrays have length 0")
+            raise ValueError("a source needs at least one example; it has length 0")
         self.arrays = leaves.rebuild(arrays, iter([array for _, array in found]))
 
     def __len__(self) -> int:
@@ -109,61 +108,19 @@ def as_source(data: Any) -> Source:
     return data
 
 
-class _First:
-    def __init__(self, source: Source, num_examples: int):
-        self.whole, self._len = source, num_examples
-        self.thread_safe = getattr(source, "thread_safe", None)
-        if hasattr(source, "__getitems__"):  # many records at once take half the time
-            self.__getitems__ = source.__getitems__
-
-    def __len__(self) -> int:
-        return self._len
-
-    def __getitem__(self, index: int, /) -> PyTree:
-        if not 0 <= index < self._len:
-            raise IndexError(f"example {index} of a source of {self._len}")
-        return self.whole[index]
-
-
-def first(source: Source, num_examples: int) -> Source:
-    """The first `num_examples` of a source, as a source.
-
-    Raises:
-      ValueError: the source has fewer.
-
-    Example:
-      >>> len(first(as_source(np.arange(5)), 3))
-      3
-    """
-    if not 0 < num_examples <= len(source):
-        raise ValueError(
-            f"num_examples must be from 1 to the {len(source)} of the source; got {num_examples}"
-        )
-    if isinstance(source, ArraySource):
-        examples = iter([leaf[:num_examples] for _, leaf in leaves.walk(source.arrays)])
-        return ArraySource(leaves.rebuild(source.arrays, examples), notes=source.notes)
-    return _First(source, num_examples)
-
-
-def of_epoch(source: Source, epoch: int) -> Source:
+def of_epoch(source: Any, epoch: int) -> Source:
     """The source as it is in an epoch, counted from 0: one that knows epochs says it itself."""
-    return _told(source, "of_epoch", epoch)
+    return source.of_epoch(epoch) if knows_epochs(source) else source
 
 
-def of_run(source: Source, seed: int) -> Source:
+def of_run(source: Any, seed: int) -> Source:
     """The source of a run, where what it draws begins with the run's seed."""
-    return _told(source, "of_run", seed)
-
-
-def _told(source: Source, what: str, value: int) -> Source:
-    if isinstance(source, _First):
-        return _First(_told(source.whole, what, value), len(source))
-    return getattr(source, what)(value) if hasattr(source, what) else source
+    return source.of_run(seed) if hasattr(source, "of_run") else source
 
 
 def knows_epochs(source: Source) -> bool:
     """Whether it has other views of its examples in each epoch, and the same ones in each run."""
-    return hasattr(source.whole if isinstance(source, _First) else source, "of_epoch")
+    return hasattr(source, "of_epoch")
 
 
 class Reading:
@@ -214,13 +171,9 @@ def fetch(source: Source, ids: np.ndarray, *, like: PyTree = None) -> PyTree:
       {'x': array([2., 2., 1.], dtype=float32)}
     """
     ids = np.asarray(ids, dtype=np.int64)
-    if ids.ndim != 1:
-        raise ValueError(f"ids must have one axis, i64[k]; got shape {ids.shape}")
     outside = (ids < 0) | (ids >= len(source))
     if outside.any():
-        raise ValueError(
-            f"id {ids[outside][0]} is outside the source: allowed are 0..{len(source) - 1}"
-        )
+        raise ValueError(f"id {ids[outside][0]} is outside the source of {len(source)} examples")
     if isinstance(source, ArraySource):
         return source.__getitems__(ids)
     if like is None:
@@ -247,20 +200,11 @@ def load_all(
 
     Raises:
       ValueError: a record cannot be read or differs from example 0. The message names its index.
-        Or there is too little memory.
     """
     if isinstance(source, ArraySource):
         return source
-    if len(source) == 0:
-        raise ValueError("a source needs at least one example; it has length 0")
     like = read(source, 0)
-    try:
-        columns = _columns(like, len(source))
-    except MemoryError as error:
-        raise ValueError(
-            f"the {len(source):,} examples of {_described(source)} do not fit into memory: "
-            f"{error}. data.feed='streamed' reads them ahead instead"
-        ) from error
+    columns = _columns(like, len(source))
     if crew == readers.ALONE:
         _load(columns, source, like, on_read)
     else:
@@ -296,7 +240,7 @@ def _load_together(
     """Begins and takes pieces in order, so that the message names the first bad record."""
     starts = iter(range(0, len(source), _PIECE))
     begun: collections.deque = collections.deque()
-    with readers.start(Reading(source, like), crew) as threads:
+    with contextlib.closing(readers.start(Reading(source, like), crew)) as threads:
         while True:
             while len(begun) < 2 * crew.size and (start := next(starts, None)) is not None:
                 ids = np.arange(start, min(start + _PIECE, len(source)))
@@ -340,9 +284,7 @@ def _check_shapes(
     if (found := _shapes(record)) != expected:
         raise ValueError(
             f"example {index} differs from the first of the {_described(source)}: it has "
-            f"{leaves.describe(found)}, the first has {leaves.describe(expected)}; every "
-            "example of a source must have the same structure, shapes and dtypes (pad or crop "
-            "sequences beforehand)"
+            f"{leaves.describe(found)}, the first has {leaves.describe(expected)}"
         )
 
 
@@ -356,14 +298,12 @@ def _records(source: Any, ids: list[int]) -> Iterator[list[tuple[str, np.ndarray
             for index in ids:
                 _record(source, index)
             raise ValueError(
-                f"examples {ids[0]} to {ids[-1]} cannot be read together, though each can be "
-                f"alone: {type(error).__name__}: {error}"
+                f"examples {ids[0]} to {ids[-1]} cannot be read together, though each can alone: "
+                f"{type(error).__name__}: {error}"
             ) from error
         if not isinstance(items, Sequence) or len(items) != len(ids):
             raise ValueError(
-                f"__getitems__ of {type(source).__name__} must return a list of {len(ids)} "
-                f"items for {len(ids)} ids; got {type(items).__name__}"
-                + (f" of length {len(items)}" if isinstance(items, Sequence) else "")
+                f"__getitems__ of {type(source).__name__} must return a list of {len(ids)} items"
             )
         return (_of_item(item, index, source) for item, index in zip(items, ids, strict=True))
     return (_record(source, index)[0] for index in ids)
@@ -371,8 +311,6 @@ def _records(source: Any, ids: list[int]) -> Iterator[list[tuple[str, np.ndarray
 
 def _described(source: Any) -> str:
     """The source's type or name, and where a prepared data set's files are, maybe damaged."""
-    while isinstance(source, _First):
-        source = source.whole
     name = source if isinstance(source, str) else type(source).__name__
     folder = getattr(getattr(source, "dataset_info", None), "data_dir", None)
     if folder is None:

@@ -14,7 +14,6 @@ donation does: it writes into its arrays, so only the state that comes out may b
 round copies nothing that is as long as the data set.
 """
 
-import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -23,7 +22,7 @@ import numpy as np
 from hetjax.data import ledger as ledger_lib
 from hetjax.data import passes as passes_lib
 from hetjax.ordering import ordering as ordering_lib
-from hetjax.quota import shares
+from hetjax.quota import solver
 
 PADDING = passes_lib.PADDING
 
@@ -57,16 +56,115 @@ class StreamState(NamedTuple):
     examples_processed: int
 
 
-def _cut(example_ids: np.ndarray, size: int) -> list[np.ndarray]:
-    return [example_ids[start : start + size] for start in range(0, len(example_ids), size)]
-
-
 def examples_in(microbatches: np.ndarray) -> int:
     """Examples in microbatches, without padding and what fills up."""
     return int(np.sum(microbatches >= 0))
 
 
-class SharedStream:
+class _Stream:
+    """Shards, each of which some workers go through: all of them, or one."""
+
+    def __init__(self, shards: list[passes_lib.Shard], num_workers: int) -> None:
+        self._shards, self.num_workers = shards, num_workers
+        self._workers = np.arange(num_workers).reshape(len(shards), -1)  # of each shard
+        self.shards = [shard.example_ids for shard in shards]
+        self.num_examples = sum(map(len, self.shards))
+        self.microbatch_size = shards[0].microbatch_size
+        self.examples_per_epoch = self.num_examples - sum(shard.num_dropped for shard in shards)
+
+    def init(self) -> StreamState:
+        """The state before the first round."""
+        passes = tuple(shard.init() for shard in self._shards)
+        return StreamState(passes, ledger_lib.init(self.num_examples), 0)
+
+    def dropped(self, state: StreamState) -> int:
+        """Examples that finished passes have left out on purpose."""
+        pairs = zip(self._shards, state.passes, strict=True)
+        return sum(own.pass_index * shard.num_dropped for shard, own in pairs)
+
+    def upcoming(
+        self, state: StreamState, quotas: np.ndarray, workers: Sequence[int]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """What these workers do in the next two rounds, if quotas stay as they are.
+
+        Returns:
+            microbatches i32[k, B], and of which pass each is, i64[k].
+        """
+        found, passes = [], []
+        for shard, own, members in zip(self._shards, state.passes, self._workers, strict=True):
+            total, stops = int(quotas[members].sum()), np.cumsum(quotas[members])
+            microbatches = shard.peek(own, 2 * total)
+            for start in (0, total):
+                for stop, worker in zip(start + stops, members.tolist(), strict=True):
+                    if worker in workers:
+                        found.append(microbatches[stop - quotas[worker] : stop])
+                        passes += [own.pass_index] * len(found[-1])
+        return np.concatenate(found), np.asarray(passes, int)
+
+    def plan(self, state: StreamState, quotas: np.ndarray) -> Assignment:
+        """Takes the next microbatches of each order; changes nothing.
+
+        Args:
+            state: where the stream stands.
+            quotas: i64[W], at most `total` together, and as `fitted` gives them.
+        """
+        counts = quotas[self._workers].sum(1).tolist()
+        triples = zip(self._shards, state.passes, counts, strict=True)
+        microbatches = [shard.peek(own, count) for shard, own, count in triples]
+        starts = np.concatenate([[0], np.cumsum(quotas)])
+        passes = [own.pass_index for own in state.passes]
+        return Assignment(
+            np.concatenate(microbatches), starts, np.repeat(passes, self._workers.shape[1])
+        )
+
+    def commit(
+        self,
+        state: StreamState,
+        plan: Assignment,
+        done: np.ndarray,
+        example_signs: Sequence[Any] | None = None,
+    ) -> StreamState:
+        """Counts and places what was done, and puts the rest back at the head of its order.
+
+        Args:
+            state: the one that the plan was made from; it is spent.
+            plan: of this round.
+            done: i64[W]: each worker finished the first `done[w]` of its microbatches.
+            example_signs: for each worker i8[done[w], B]; None if the order takes none.
+        """
+        quotas = np.diff(plan.starts)
+        position = np.arange(len(plan.example_ids)) - np.repeat(plan.starts[:-1], quotas)
+        is_finished = position < np.repeat(done, quotas)
+        passes, ledger, examples = list(state.passes), state.ledger, state.examples_processed
+        for index, (shard, members) in enumerate(zip(self._shards, self._workers, strict=True)):
+            rows = slice(plan.starts[members[0]], plan.starts[members[-1] + 1])
+            taken, is_done, own = plan.example_ids[rows], is_finished[rows], passes[index]
+            if len(taken) == 0:
+                continue
+            processed, back = taken[is_done].reshape(-1), taken[~is_done]
+            signs = None
+            if example_signs is not None:
+                signs = np.concatenate([np.asarray(example_signs[w]) for w in members])
+                signs = signs.reshape(-1)[processed >= 0]
+            processed, back = processed[processed >= 0], back[back >= 0]
+            # Of the counts' dtype: with a Python 1 this takes 15 times as long.
+            np.add.at(ledger.counts, processed, np.int32(1))
+            examples += len(processed)
+            head = own.head + len(processed)
+            own.queue[head : head + len(back)] = back
+            is_over = head == len(own.queue) - shard.num_dropped
+            if is_over and shard.num_dropped:  # the order has a place for them all the same
+                processed = np.concatenate([processed, own.queue[head:]])
+                signs = None if signs is None else np.pad(signs, (0, shard.num_dropped))
+            places = processed if shard.place_of is None else shard.place_of[processed]
+            order_state = shard.place(own.order_state, places, signs)
+            passes[index] = own._replace(order_state=order_state, head=head)
+            if is_over:
+                passes[index], ledger = shard.next_pass(passes[index], ledger)
+        return StreamState(tuple(passes), ledger, examples)
+
+
+class SharedStream(_Stream):
     """Shared data: one order over all examples, whoever processes them.
 
     Args:
@@ -103,34 +201,21 @@ class SharedStream:
         last: str = "pad",
         comes_once: bool = False,
     ) -> None:
-        self.num_workers = num_workers
-        self.num_examples = num_examples
-        self.microbatch_size = microbatch_size
-        self.shares = np.full(num_workers, 1 / num_workers)
-        example_ids = np.arange(num_examples, dtype=np.int32)
-        self.shards = [example_ids]
-        self._shard = passes_lib.Shard(
+        whole = passes_lib.Shard(
             ordering,
-            example_ids,
+            np.arange(num_examples, dtype=np.int32),
             microbatch_size=microbatch_size,
             seed=(seed,),
             last=last,
             comes_once=comes_once,
         )
-        self.cut = self._shard.cut
-        self.examples_per_epoch = num_examples - self._shard.num_dropped
-
-    def init(self) -> StreamState:
-        """The state before the first round."""
-        return StreamState((self._shard.init(),), ledger_lib.init(self.num_examples), 0)
+        super().__init__([whole], num_workers)
+        self.shares = np.full(num_workers, 1 / num_workers)
+        self.cut = whole.cut
 
     def epoch(self, state: StreamState) -> int:
         """The epoch that the next round belongs to."""
         return state.passes[0].pass_index
-
-    def dropped(self, state: StreamState) -> int:
-        """Examples that finished passes have left out on purpose."""
-        return state.passes[0].pass_index * self._shard.num_dropped
 
     def total(self, state: StreamState, budget: int, *, gated: bool = False) -> int:
         """Microbatches of the next round: the budget, or what is left of the epoch.
@@ -139,85 +224,19 @@ class SharedStream:
         gated run does a rest of less than one and a half budgets in two rounds. Each has half a
         budget or more, and no gate closes the last one.
         """
-        left = self._shard.microbatches_left(state.passes[0])
+        left = self._shards[0].microbatches_left(state.passes[0])
         if gated and budget < left < 1.5 * budget:
             return -(-left // 2)
         return min(budget, left)
 
     def is_last(self, state: StreamState, quotas: np.ndarray) -> bool:
         """Whether a round of these quotas ends the epoch, unless some microbatches return."""
-        return int(quotas.sum()) >= self._shard.microbatches_left(state.passes[0])
+        return int(quotas.sum()) >= self._shards[0].microbatches_left(state.passes[0])
 
     def fitted(self, state: StreamState, quotas: np.ndarray, present: np.ndarray) -> np.ndarray:
         """The quotas as this data can serve them: as they are."""
         del state, present
         return quotas
-
-    def upcoming(
-        self, state: StreamState, quotas: np.ndarray, workers: Sequence[int]
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """What these workers do in the next two rounds, if quotas stay as they are.
-
-        Returns:
-            microbatches i32[k, B], and of which pass each is, i64[k].
-        """
-        total, stops = int(quotas.sum()), np.cumsum(quotas)
-        microbatches = self._shard.peek(state.passes[0], 2 * total)
-        cuts = [
-            microbatches[start + stops[worker] - quotas[worker] : start + stops[worker]]
-            for start in (0, total)
-            for worker in workers
-        ]
-        found = np.concatenate(cuts)
-        return found, np.full(len(found), state.passes[0].pass_index)
-
-    def whole_pass(self, state: StreamState, quotas: np.ndarray) -> list[np.ndarray]:
-        """The ids i32[k] of each round of a whole pass by the present order and these quotas."""
-        size = int(quotas.sum()) * self.microbatch_size
-        return _cut(self._shard.ordered(state.passes[0].order_state), size)
-
-    def plan(self, state: StreamState, quotas: np.ndarray) -> Assignment:
-        """Cuts the next `sum(quotas)` microbatches of the order; changes nothing.
-
-        Args:
-            state: where the stream stands.
-            quotas: i64[W], at most `total` together.
-        """
-        (own,) = state.passes
-        starts = np.concatenate([[0], np.cumsum(quotas)])
-        passes = np.full(self.num_workers, own.pass_index)
-        return Assignment(self._shard.peek(own, int(starts[-1])), starts, passes)
-
-    def commit(
-        self,
-        state: StreamState,
-        plan: Assignment,
-        done: np.ndarray,
-        example_signs: Sequence[Any] | None = None,
-    ) -> StreamState:
-        """Counts and places what was done, and puts the rest back at the head.
-
-        Args:
-            state: the one that the plan was made from; it is spent.
-            plan: of this round.
-            done: i64[W]: each worker finished the first `done[w]` of its microbatches.
-            example_signs: for each worker i8[done[w], B]; None if the order takes none.
-        """
-        (own,) = state.passes
-        position = np.arange(len(plan.example_ids)) - np.repeat(plan.starts[:-1], plan.quotas)
-        finished = position < np.repeat(done, plan.quotas)
-        processed = plan.example_ids[finished]
-        own, ledger = self._shard.commit(
-            own,
-            state.ledger,
-            taken=len(plan.example_ids),
-            processed=processed,
-            returned=plan.example_ids[~finished],
-            example_signs=None
-            if example_signs is None
-            else np.concatenate([np.asarray(signs) for signs in example_signs]),
-        )
-        return StreamState((own,), ledger, state.examples_processed + examples_in(processed))
 
     def again(self, past: Assignment, quotas: np.ndarray) -> Assignment:
         """The microbatches of a past round, cut anew by quotas i64[W] of the same sum."""
@@ -225,7 +244,7 @@ class SharedStream:
         return past._replace(starts=starts)
 
 
-class PrivateStream:
+class PrivateStream(_Stream):
     """Private data: worker w processes shard w alone, pass after pass at its own pace.
 
     The epoch is examples processed / N. Arguments as `SharedStream`, and
@@ -250,57 +269,42 @@ class PrivateStream:
     ) -> None:
         if num_examples < num_workers:
             raise ValueError(
-                f"data.sharing = 'private' with {num_examples} examples for {num_workers} "
-                "workers: each worker needs at least one example; take fewer workers"
+                f"data.sharing: got 'private' for {num_workers} workers, {num_examples} examples"
             )
-        self.num_workers = num_workers
-        self.num_examples = num_examples
-        self.microbatch_size = microbatch_size
         proportions = [1.0] * num_workers if proportions is None else proportions
         # Each shard gets one example first: it may be small, but never empty.
-        sizes = 1 + shares.largest_remainder(proportions, num_examples - num_workers)
+        sizes = 1 + solver.largest_remainder(proportions, num_examples - num_workers)
         shuffled = np.random.default_rng((seed, 0x5A4D)).permutation(num_examples)
-        self.shards = np.split(shuffled.astype(np.int32), np.cumsum(sizes)[:-1])
-        self.shares = sizes / num_examples
-        place_of = np.empty(num_examples, np.int32)
-        for example_ids in self.shards:
+        place_of, shards = np.empty(num_examples, np.int32), []
+        for worker, example_ids in enumerate(
+            np.split(shuffled.astype(np.int32), np.cumsum(sizes)[:-1])
+        ):
             place_of[example_ids] = np.arange(len(example_ids))
-        self._shards = [
-            passes_lib.Shard(
-                ordering,
-                example_ids,
-                microbatch_size=microbatch_size,
-                seed=(seed, worker),
-                place_of=place_of,
-                last=last,
+            shards.append(
+                passes_lib.Shard(
+                    ordering,
+                    example_ids,
+                    microbatch_size=microbatch_size,
+                    seed=(seed, worker),
+                    place_of=place_of,
+                    last=last,
+                )
             )
-            for worker, example_ids in enumerate(self.shards)
-        ]
-        dropped = sum(shard.num_dropped for shard in self._shards)
-        self.examples_per_epoch = num_examples - dropped
-
-    def init(self) -> StreamState:
-        """The state before the first round."""
-        passes = tuple(shard.init() for shard in self._shards)
-        return StreamState(passes, ledger_lib.init(self.num_examples), 0)
+        super().__init__(shards, num_workers)
+        self.shares = sizes / num_examples
 
     def epoch(self, state: StreamState) -> int:
         """The epoch that the next round belongs to."""
         return state.examples_processed // self.examples_per_epoch
 
-    def dropped(self, state: StreamState) -> int:
-        """Examples that finished passes have left out on purpose."""
-        pairs = zip(self._shards, state.passes, strict=True)
-        return sum(own.pass_index * shard.num_dropped for shard, own in pairs)
-
     def total(self, state: StreamState, budget: int, *, gated: bool = False) -> int:
         """Microbatches of the next round: the budget, of which `fitted` may cut some off."""
-        del gated
+        del state, gated
         return budget
 
     def is_last(self, state: StreamState, quotas: np.ndarray) -> bool:
         """Workers end their passes at different times; no round is a last one for all."""
-        del quotas
+        del state, quotas
         return False
 
     def fitted(self, state: StreamState, quotas: np.ndarray, present: np.ndarray) -> np.ndarray:
@@ -310,63 +314,9 @@ class PrivateStream:
         With none, its shard would have no part in the objective. A worker near the end of its pass
         does what is left of it. The round is smaller then: others would take longer for the rest.
         """
-        return np.minimum(with_every_worker(quotas, present), self._left(state))
-
-    def _left(self, state: StreamState) -> np.ndarray:
         pairs = zip(self._shards, state.passes, strict=True)
-        return np.asarray([shard.microbatches_left(own) for shard, own in pairs])
-
-    def upcoming(
-        self, state: StreamState, quotas: np.ndarray, workers: Sequence[int]
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """As `SharedStream.upcoming`."""
-        microbatches = [self._shards[w].peek(state.passes[w], 2 * int(quotas[w])) for w in workers]
-        passes = [state.passes[w].pass_index for w in workers]
-        return np.concatenate(microbatches), np.repeat(passes, [len(own) for own in microbatches])
-
-    def whole_pass(self, state: StreamState, quotas: np.ndarray) -> list[np.ndarray]:
-        """The ids i32[k] of each round until each worker with a quota has done its whole pass."""
-        parts = [
-            _cut(shard.ordered(own.order_state), int(quota) * self.microbatch_size)
-            for shard, own, quota in zip(self._shards, state.passes, quotas, strict=True)
-            if quota
-        ]
-        return [
-            np.concatenate([ids for ids in of_round if ids is not None])
-            for of_round in itertools.zip_longest(*parts)
-        ]
-
-    def plan(self, state: StreamState, quotas: np.ndarray) -> Assignment:
-        """Takes the next `quotas[w]` microbatches of each shard; changes nothing."""
-        triples = zip(self._shards, state.passes, quotas, strict=True)
-        microbatches = [shard.peek(own, int(quota)) for shard, own, quota in triples]
-        starts = np.concatenate([[0], np.cumsum([len(own) for own in microbatches])])
-        passes = np.asarray([own.pass_index for own in state.passes])
-        return Assignment(np.concatenate(microbatches), starts, passes)
-
-    def commit(
-        self,
-        state: StreamState,
-        plan: Assignment,
-        done: np.ndarray,
-        example_signs: Sequence[Any] | None = None,
-    ) -> StreamState:
-        """As `SharedStream.commit`, shard by shard."""
-        passes, ledger, examples = list(state.passes), state.ledger, state.examples_processed
-        for worker, shard in enumerate(self._shards):
-            microbatches, count = plan.microbatches(worker), int(done[worker])
-            if len(microbatches) == 0:
-                continue
-            passes[worker], ledger = shard.commit(
-                passes[worker],
-                ledger,
-                taken=len(microbatches),
-                processed=microbatches[:count],
-                returned=microbatches[count:],
-                example_signs=None if example_signs is None else np.asarray(example_signs[worker]),
-            )
-            examples += examples_in(microbatches[:count])
-        return StreamState(tuple(passes), ledger, examples)
+        left = [shard.microbatches_left(own) for shard, own in pairs]
+        return np.minimum(with_every_worker(quotas, present), left)
 
     def again(self, past: Assignment, quotas: np.ndarray) -> Assignment:
         """The microbatches of a past round as they were: each worker has its own."""

@@ -80,12 +80,9 @@ def check(gate: gate_lib.Gate, num_workers: int, budget: int) -> None:
         done = play(live, clock, ends, quotas)
         if not np.array_equal(done, said.microbatches_done):
             raise ValueError(
-                f"gate: the two forms of {parts.named(gate)} disagree. In a round of the quotas "
-                f"{quotas.tolist()} whose microbatches end at {_shown(ends, quotas)} s, closes_at "
-                f"leaves {said.microbatches_done.tolist()} microbatches done, and what open(board, "
-                f"clock) made leaves {done.tolist()}. Both must close it at the same moment: what "
-                "would begin then or later is not begun, begin(quotas) begins a round anew, and "
-                "the time is what clock() says"
+                f"gate: two forms of {parts.named(gate)} disagree, of ends {_shown(ends, quotas)}: "
+                f"closes_at leaves {said.microbatches_done.tolist()}, open(board, clock) "
+                f"{done.tolist()}"
             )
 
 

@@ -158,9 +158,7 @@ class _Checked:
         if isinstance(answer, bool | np.bool_):
             return bool(answer)
         raise ValueError(
-            f"gate: {self._name}: is_open() of what open(board, clock) made returned "
-            f"{parts.shown(answer)}; it must return True or False, whether a worker may begin "
-            "another microbatch"
+            f"gate: {self._name}: is_open() returned {parts.shown(answer)}, must be True or False"
         )
 
 
@@ -180,8 +178,7 @@ def begin(gate: Gate, board: Board | None = None, clock: Clock = time.perf_count
     if missing:
         raise ValueError(
             f"gate: {parts.named(gate)}: its open(board, clock) made {parts.shown(live)} without "
-            f"{', '.join(missing)}; it must make what workers ask: begin(quotas), is_open() -> "
-            "bool and finished(worker, microbatches_done), such as hetjax.gates.AlwaysOpen(board)"
+            f"{', '.join(missing)}; see hetjax.gates.AlwaysOpen"
         )
     return _Checked(gate, live)
 
@@ -224,8 +221,6 @@ def _closes_at(gate: Gate, ends: np.ndarray, quotas: np.ndarray) -> np.ndarray:
     if closes.shape == ends.shape[:-2] and closes.dtype.kind in "fiu" and (closes >= 0).all():
         return closes
     raise ValueError(
-        f"gate: {parts.named(gate)}: closes_at(ends, quotas) of {list(ends.shape)} and "
-        f"{list(quotas.shape)} returned {parts.shown(closes)}; it must return f64"
-        f"{list(ends.shape[:-2])}, the seconds into the round at which it closes: 0 or more, "
-        "infinite for never, and no NaN"
+        f"gate: {parts.named(gate)}: closes_at(ends, quotas) returned {parts.shown(closes)}, must "
+        f"return seconds, f64{list(ends.shape[:-2])} of at least 0, or infinite"
     )

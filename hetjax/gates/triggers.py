@@ -91,11 +91,7 @@ def quorum(
 
     def problems(facts: parts.Facts) -> Iterable[str]:
         if not 1 <= quorum <= facts.budget:
-            yield (
-                f"quorum: got {quorum}, must be from 1 to budget={facts.budget} with "
-                "gate.trigger='quorum': quotas deliver no more microbatches a round. Give the "
-                "microbatches, of all workers together, that must be finished."
-            )
+            yield f"quorum: got {quorum}, must be from 1 to budget={facts.budget}."
 
     return Gate(
         lambda board, clock: _Quorum(quorum, board),
@@ -142,16 +138,11 @@ def deadline(
     def problems(facts: parts.Facts) -> Iterable[str]:
         shortest = facts.shortest_secs
         if not deadline_secs:
-            yield (
-                "deadline_secs: got 0.0, must be above 0 with gate.trigger='deadline'. Give the "
-                "seconds after which a round closes."
-            )
+            yield "deadline_secs: got 0.0, must be above 0."
         elif deadline_secs < shortest:
             yield (
-                f"deadline_secs: got {deadline_secs}, but no worker's first microbatch ends before "
-                f"{shortest:g} s (mean, by cluster.secs_per_microbatch and overhead_secs), so that "
-                "every round would hold one microbatch of each worker at most. The shortest "
-                f"useful deadline is {shortest:g}."
+                f"deadline_secs: got {deadline_secs}, must be at least {shortest:g}, the mean "
+                "time of the fastest first microbatch."
             )
 
     return Gate(

@@ -1,7 +1,7 @@
 """What an optimiser's update is given beside gradients, and by what it is known again."""
 
-import inspect
 import re
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -13,44 +13,42 @@ from hetjax import digests, types
 OTHERWISE = "the optimizer updates otherwise: another kind, learning rate or setting"
 
 
-class _Asked(optax.GradientTransformationExtraArgs):
+class Asked(optax.GradientTransformationExtraArgs):
     """An optimiser that is given what it takes alone."""
 
+    plain: optax.GradientTransformation
+    """The optimiser itself."""
 
-def with_extra_arguments(
-    optimizer: optax.GradientTransformation, params: types.PyTree = None
-) -> optax.GradientTransformationExtraArgs:
+    arguments: Callable[..., tuple[types.PyTree, dict[str, Any]]]
+    """`(grads, state, params, **extra) -> (grads, extra)`, as its update takes them."""
+
+
+def with_extra_arguments(optimizer: optax.GradientTransformation) -> Asked:
     """Any optimiser as one that may be given `value` and `progress`.
 
     Its first update is tried by shapes: what any function in it refuses is kept from it. Of
-    `optax.LookaheadParams` it is given the gradients of the fast ones. Where `params` are known,
-    and the update takes nothing more by its signature, it is Optax's own such optimiser.
+    `optax.LookaheadParams` it is given the gradients of the fast ones.
     """
-    if isinstance(optimizer, _Asked):
+    if isinstance(optimizer, Asked):
         return optimizer
-    is_pair = params is None or isinstance(params, optax.LookaheadParams)
-    if not is_pair and not _takes_more(optimizer):
-        return _Asked(*optax.with_extra_args_support(optimizer))
     asked: set[str] = set()
     refused: set[str] = set()
 
-    def update(grads: Any, state: Any, params: Any = None, **extra: Any) -> Any:
+    def arguments(grads: Any, state: Any, params: Any, **extra: Any) -> tuple[Any, dict[str, Any]]:
         if isinstance(params, optax.LookaheadParams):
             grads = grads.fast
         if not asked.issuperset(extra):
             refused.update(_refused(optimizer.update, grads, state, params, extra))
             asked.update(extra)
-        extra = {name: value for name, value in extra.items() if name not in refused}
+        return grads, {name: value for name, value in extra.items() if name not in refused}
+
+    def update(grads: Any, state: Any, params: Any = None, **extra: Any) -> Any:
+        grads, extra = arguments(grads, state, params, **extra)
         return optimizer.update(grads, state, params, **extra)
 
-    return _Asked(optimizer.init, update)
-
-
-def _takes_more(optimizer: optax.GradientTransformation) -> bool:
-    if isinstance(optimizer, optax.GradientTransformationExtraArgs):
-        return True
-    parameters = inspect.signature(optimizer.update).parameters.values()
-    return len(parameters) > 3 or any(each.kind is each.VAR_KEYWORD for each in parameters)
+    made = Asked(optimizer.init, update)
+    made.plain, made.arguments = optimizer, arguments
+    return made
 
 
 def _refused(update: Any, grads: Any, state: Any, params: Any, extra: dict[str, Any]) -> set[str]:

@@ -155,7 +155,7 @@ def check_optimizer(
             f"{caller}: optimizer is {parts.shown(optimizer)}; it must be an optax optimiser, such "
             f"as optax.sgd(0.1).{_optax_for(optimizer)}"
         )
-    complete = extra_arguments.with_extra_arguments(optimizer, params)
+    complete = extra_arguments.with_extra_arguments(optimizer)
     dtypes = map(jnp.result_type, jax.tree.leaves(params))
     if not all(jnp.issubdtype(dtype, jnp.floating) for dtype in dtypes):
         return complete  # the check of the loss refuses them

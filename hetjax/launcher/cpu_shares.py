@@ -8,7 +8,6 @@ gets as much assumes that nothing else needs the machine.
 """
 
 import contextlib
-import dataclasses
 import os
 import pathlib
 import secrets
@@ -18,6 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from hetjax.launcher import guardian
 
@@ -41,14 +41,12 @@ def check_shares(shares: Sequence[float], num_cores: int) -> None:
     for index, share in enumerate(shares):
         if not MIN_SHARE <= share <= num_cores:
             raise ValueError(
-                f"the CPU share of worker {index} is {share:g}; it must be from {MIN_SHARE} to "
-                f"{num_cores}, the cores of this machine that may be used"
+                f"the share of worker {index} is {share:g}; it must be from {MIN_SHARE} to "
+                f"{num_cores} cores"
             )
     if sum(shares) > num_cores + 1e-9:
         raise ValueError(
-            f"the CPU shares {', '.join(f'{share:g}' for share in shares)} add up to "
-            f"{sum(shares):g}, but {num_cores} cores may be used here. Make them smaller; "
-            "their proportions are what decides the quotas."
+            f"the shares {_text(shares)} add up to {sum(shares):g}; {num_cores} cores may be used"
         )
 
 
@@ -91,8 +89,7 @@ def pack(shares: Sequence[float], cores: Sequence[int]) -> list[tuple[int, ...]]
     return result
 
 
-@dataclasses.dataclass(frozen=True)
-class Confinement:
+class Confinement(NamedTuple):
     """The cores and the controller group of a process; `enter.py` takes them."""
 
     cores: tuple[int, ...] = ()
@@ -107,7 +104,6 @@ class NoShares:
 
     def confinement(self, index: int) -> Confinement:
         """To which cores and which group process `index` is confined."""
-        del index
         return Confinement()
 
     def started(self, index: int, pid: int) -> None:
@@ -118,7 +114,6 @@ class NoShares:
 
     def stops(self, index: int) -> bool:
         """Whether process `index` is stopped and continued as a matter of course."""
-        del index
         return False
 
     def close(self) -> None:
@@ -177,6 +172,7 @@ class DutyCycle(NoShares):
         self._running: dict[int, _Spent] = {}
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._cycle, name="duty cycle", daemon=True)
+        self._thread.start()
         reason = f" (no CPU controller group: {why})" if why else ""
         self.description = (
             f"CPU shares {_text(shares)} by affinity to cores {_text(self._cores)} and duty "
@@ -187,12 +183,9 @@ class DutyCycle(NoShares):
         return Confinement(self._cores[index])
 
     def started(self, index: int, pid: int) -> None:
-        if not self.stops(index):
-            return
-        with self._lock:
-            self._running[index] = _Spent(pid, self._shares[index])
-        if self._thread.ident is None:
-            self._thread.start()
+        if self.stops(index):
+            with self._lock:
+                self._running[index] = _Spent(pid, self._shares[index])
 
     def ended(self, index: int) -> None:
         with self._lock:
@@ -204,8 +197,7 @@ class DutyCycle(NoShares):
 
     def close(self) -> None:
         self._closed.set()
-        if self._thread.ident is not None:
-            self._thread.join()
+        self._thread.join()
 
     def _cycle(self) -> None:
         while not self._closed.wait(_TICK_SECS):
@@ -262,7 +254,7 @@ def hold(shares: Sequence[float], *, method: str | None = None) -> NoShares:
     """Prepares to hold processes to their shares, by the best method that works here.
 
     Args:
-        shares: of each process, in cores; empty: no process is held.
+        shares: of each process, in cores; `check_shares` accepts them. Empty: no process is held.
         method: "group" or "duty_cycle"; None: groups if they are permitted.
 
     Returns:
@@ -270,12 +262,10 @@ def hold(shares: Sequence[float], *, method: str | None = None) -> NoShares:
         ended, and close it at the end. Its `description` says which method it is.
 
     Raises:
-        ValueError: the machine has no room for the shares.
         OSError: method is "group" and that is not permitted.
     """
     if not shares:
         return NoShares()
-    check_shares(shares, len(available_cores()) or os.cpu_count() or 1)
     if method == "duty_cycle":
         return DutyCycle(shares)
     try:

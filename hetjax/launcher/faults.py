@@ -21,12 +21,10 @@ class Fault(NamedTuple):
     Args:
         process: the one at fault; None: none in particular.
         reason: a sentence that names the worker.
-        thread: the identifier of the thread that it is about, or 0.
     """
 
     process: int | None
     reason: str
-    thread: int = 0
 
 
 def find_fault(
@@ -90,7 +88,7 @@ def find_fault(
                 reason = _reason(process, entry, age, start_secs)
                 if snapshot is None:
                     reason += "; a program without beacons needs --start_secs=inf"
-                overdue.append((age / allowed, Fault(process, reason, entry.thread)))
+                overdue.append((age / allowed, Fault(process, reason)))
     if found := silent or overdue:
         return max(found, key=lambda pair: pair[0])[1]
     everyone = [(process, entry) for process, entries in entries_of.items() for entry in entries]
@@ -100,12 +98,10 @@ def find_fault(
 def _find_deadlock(
     everyone: Sequence[tuple[int, beacons.Entry]], now: float, heartbeat_secs: float
 ) -> Fault | None:
-    waiting = [(process, entry) for process, entry in everyone if entry.phase == "waiting"]
     if any(entry.phase not in ("waiting", "done") for _, entry in everyone):
         return None
-    if not waiting:  # all are done; what else the program does is no fault
-        return None
-    age = now - max(entry.since for _, entry in waiting)
+    waiting = [(process, entry) for process, entry in everyone if entry.phase == "waiting"]
+    age = now - max((entry.since for _, entry in waiting), default=now)  # where all are done: 0
     if age <= DEADLOCK_HEARTBEATS * heartbeat_secs:
         return None
     rounds = {entry.round_index for _, entry in waiting if entry.round_index is not None}
@@ -120,7 +116,7 @@ def _find_deadlock(
         f"{_name(process, entry)}: waiting in round {entry.round_index}, others in round "
         f"{max(rounds)}; {text}"
     )
-    return Fault(process, reason, entry.thread)
+    return Fault(process, reason)
 
 
 def _entries(snapshot: beacons.Snapshot | None, launched: float) -> tuple[beacons.Entry, ...]:

@@ -63,7 +63,7 @@ class Log:
         target = self._err if to_stderr else self._out
         prefix = f"[{index}] ".encode()
         rest, shown = b"", -_PROGRESS_SECS
-        while chunk := _read(source):
+        while chunk := os.read(source, 1 << 16):
             rest += chunk
             pieces = rest.splitlines(keepends=True)
             # A carriage return at the end may have its newline in the next chunk.
@@ -235,7 +235,6 @@ def signals_to(events: Events) -> Iterator[None]:
     """Makes events of the signals that ask for an end; what nohup ignores stays ignored."""
 
     def handle(signum: int, frame: object) -> None:
-        del frame
         events.put(signal.Signals(signum))
 
     handled = [signal.SIGINT, signal.SIGTERM]
@@ -252,10 +251,3 @@ def is_stopped(pid: int) -> bool:
     except OSError:
         return False
     return status.rpartition(")")[2].split()[0] == "T"
-
-
-def _read(source: int) -> bytes:
-    try:
-        return os.read(source, 1 << 16)
-    except OSError:
-        return b""

@@ -99,28 +99,29 @@ def supervise(options: Options) -> int:
 
 
 @contextlib.contextmanager
-def _directory(
-    prefix: str, guardian: gang.Guardian, parent: str | None = None
-) -> Iterator[pathlib.Path]:
+def _directory(prefix: str, guardian: gang.Guardian) -> Iterator[pathlib.Path]:
     """A new directory, removed at the end; the guardian removes it if this process cannot."""
-    with tempfile.TemporaryDirectory(prefix=prefix, dir=parent, ignore_cleanup_errors=True) as name:
+    with tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True) as name:
         guardian.add("directory", name)
         yield pathlib.Path(name)
     guardian.drop("directory", name)
 
 
+@dataclasses.dataclass
 class _Supervisor:
     """Runs attempts: takes what happens in each, in order, and decides."""
 
-    def __init__(self, options, shares, guardian, log, events, cache):
-        self._options: Options = options
-        self._shares: cpu_shares.NoShares = shares
-        self._guardian: gang.Guardian = guardian
-        self._log: gang.Log = log
-        self._events: gang.Events = events
-        self._cache: pathlib.Path = cache
-        self._stop_code = 0  # not 0: the user or the system asked for the end of the whole run
-        self._look_secs = min(options.heartbeat_secs / beacons.WRITES_PER_HEARTBEAT, 1.0)
+    _options: Options
+    _shares: cpu_shares.NoShares
+    _guardian: gang.Guardian
+    _log: gang.Log
+    _events: gang.Events
+    _cache: pathlib.Path
+    _stop_code: int = 0  # not 0: the user or the system asked for the end of the whole run
+
+    @property
+    def _look_secs(self) -> float:
+        return min(self._options.heartbeat_secs / beacons.WRITES_PER_HEARTBEAT, 1.0)
 
     def run(self) -> int:
         most = self._options.max_restarts
@@ -135,8 +136,8 @@ class _Supervisor:
                     f"{verdict.cause}; restart {attempt + 1} of {most} from the last checkpoint"
                 )
         self._log.say(
-            f"{verdict.cause}; no restart is left of --max_restarts={most}. "
-            "When the cause is mended, the same command goes on from the last checkpoint."
+            f"{verdict.cause}; no restart is left of --max_restarts={most}; "
+            "the same command goes on from the last checkpoint"
         )
         return verdict.code
 
@@ -321,7 +322,9 @@ class _Supervisor:
         for index in running if fault.process is None else [fault.process]:
             snapshot = snapshots[index]
             if index not in stopped and snapshot is not None and not snapshot.closed:
-                self._keep_stack(index, snapshot, fault.thread)
+                kept = stacks.keep(self._directory, index, snapshot)
+                where = f"are in {kept}" if kept else "were not written"
+                self._log.say(f"the stacks of worker {index} {where}")
         self._verdict = Verdict(1, fault.reason, restart=not self._stop_code)
         self._terminate(self._options.grace_secs)
 
@@ -336,16 +339,6 @@ class _Supervisor:
     def _after_a_stop(self, cause: str) -> str:
         stopped = self._stopped()
         return f"worker {min(stopped)}: stopped (SIGSTOP), and then {cause}" if stopped else cause
-
-    def _keep_stack(self, index: int, snapshot: beacons.Snapshot, thread: int) -> None:
-        kept = stacks.keep(self._directory, index, snapshot)
-        if kept is None:
-            self._log.say(f"worker {index} wrote no stack")
-            return
-        path, text = kept
-        self._log.say(f"the stacks of worker {index} are in {path}:")
-        for line in stacks.main_part(text, thread).splitlines():
-            self._log.say(f"  {line}")
 
     def _terminate(self, grace_secs: float) -> None:
         if self._workers.running:

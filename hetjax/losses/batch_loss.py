@@ -27,11 +27,7 @@ class BatchLoss:
 
     embed: Callable[[types.PyTree, types.PyTree, jax.Array], types.PyTree]
     loss: Callable[[types.PyTree, types.PyTree, jax.Array], jax.Array]
-    no_state: ClassVar[str] = (
-        ". hetjax.batch_loss takes no model_state: a round calls embed twice for each example, and "
-        "which of the calls is to change the state? Give the model with its state fixed "
-        "(use_running_average=True), or with GroupNorm or LayerNorm"
-    )
+    no_state: ClassVar[str] = "; hetjax.batch_loss takes no model_state"
 
     def __call__(self, params: types.PyTree, examples: types.PyTree, rng: jax.Array) -> jax.Array:
         """`f[B]`, B times the loss of these examples alone.
@@ -48,17 +44,13 @@ class BatchLoss:
         ]
         if wrong or not jax.tree.leaves(embedded):
             raise ValueError(
-                f"batch_loss: embed returned {', '.join(wrong) or 'no arrays'} for {size} "
-                f"examples; each array must be floating point [{size}, …], a row an example. Give "
-                "labels that the loss needs as floating point, too (whole numbers below 2**24 are "
-                "exact in float32)"
+                f"batch_loss: embed returned {', '.join(wrong) or 'no arrays'}; each array must be "
+                f"floating point [{size}, …], a row an example"
             )
         value = self.loss(params, embedded, jnp.ones(size, jnp.float32))
         if jnp.shape(value) or not jnp.issubdtype(jnp.result_type(value), jnp.floating):
             raise ValueError(
-                f"batch_loss: loss returned {parts.shown(value)}; it must return one floating "
-                "point number, over all examples whose mask is 1, such as jnp.sum(losses * mask) / "
-                "jnp.sum(mask)"
+                f"batch_loss: loss returned {parts.shown(value)}, must be one floating point number"
             )
         return jnp.broadcast_to(value, (size,))
 
@@ -111,8 +103,4 @@ def check_evaluation(loss_fn: Any, metrics_fn: Any, *, is_asked: bool) -> None:
         ValueError: sets are to be evaluated, and no metrics are given.
     """
     if is_asked and metrics_fn is None and isinstance(loss_fn, BatchLoss):
-        raise ValueError(
-            "batch_loss: the sets would be evaluated by the loss, which is over a round, and a "
-            "batch of an evaluation is none. Give metrics_fn=(params, batch) -> {name: f32[B]}, "
-            "such as the accuracy of a nearest neighbour"
-        )
+        raise ValueError("batch_loss: the loss is over a round; to evaluate, give metrics_fn")

@@ -16,6 +16,7 @@ import numpy as np
 from hetjax import debugging, messages, types
 from hetjax.losses import loss as losses_lib
 
+_SEE = "the examples of a microbatch see each other"
 _SLOW_SECS = 1.0  # above which a user is told how long the check took
 _RTOL, _ATOL = 1e-3, 1e-5
 _AT_ONCE = {"xla_backend_optimization_level": 0}  # it runs a few times alone
@@ -57,24 +58,17 @@ def check(
     seen = find(loss_fn, params, examples, rng)
     secs = time.perf_counter() - began
     if secs > _SLOW_SECS and leads:
-        messages.say(
-            f"it took {secs:.1f} s to see whether the examples of a microbatch see each "
-            "other; loss_over='microbatch' leaves that out"
-        )
+        messages.say(f"the check of the loss took {secs:.1f} s; loss_over='microbatch' has none")
     if seen is None:
         return
     size = jax.tree.leaves(examples)[0].shape[0]
     told = (
-        f"the examples of a microbatch see each other: {_numbers(seen)}. So a loss that compares "
-        f"examples, such as a contrastive one, has the negatives of one microbatch alone, "
-        f"microbatch_size={size} examples: never those of the round's other microbatches or "
-        "workers, and no more of them with a larger quota or budget. hetjax.batch_loss has "
-        "those of the whole round. If no examples are to be compared, look for shapes such as "
-        f"[{size}, 1] and [{size}], whose difference is [{size}, {size}]."
+        f"{_SEE}, and none outside: {_numbers(seen)}. hetjax.batch_loss compares those of a round. "
+        f"Not meant? Shapes [{size}, 1] and [{size}] together are [{size}, {size}]"
     )
     if wanted == "example":
-        raise ValueError(f"loss_over='example': {told} To allow it: loss_over='microbatch'")
-    messages.say(f"{told} If that is meant, set loss_over='microbatch'.")
+        raise ValueError(f"loss_over='example': {told}")
+    messages.say(f"{told}. loss_over='microbatch' allows it")
 
 
 def refuse(
@@ -88,17 +82,15 @@ def refuse(
     seen = find(loss_fn, params, examples, rng)
     if seen is not None:
         raise ValueError(
-            f"{_numbers(seen)}: the examples of a microbatch see each other (batch statistics?), "
-            "so the gradient of one example means nothing, and orders that balance gradients "
-            "cannot be made. Take GroupNorm or LayerNorm, or "
-            "ordering.method='random_reshuffling'"
+            f"ordering.method: {_SEE} (batch statistics?), so no order can balance their "
+            f"gradients: {_numbers(seen)}"
         )
 
 
 def _numbers(seen: Seen) -> str:
     return (
         f"loss_fn gives one example the loss {seen.loss:.6g} beside others and "
-        f"{seen.beside_copies:.6g} beside copies of an example (at parameters moved at random)"
+        f"{seen.beside_copies:.6g} beside copies of an example"
     )
 
 

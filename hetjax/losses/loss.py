@@ -53,8 +53,8 @@ def split(returned: Any) -> types.Losses:
         return types.Losses(returned)
     if len(returned) != 2:
         raise ValueError(
-            f"loss_fn returned a tuple of {len(returned)}; allowed are losses f32[B] alone, "
-            "(losses, weights), or hetjax.Losses(losses, weights, metrics={name: f32[B]})"
+            f"loss_fn returned a tuple of {len(returned)}; allowed are losses, (losses, weights), "
+            "or a hetjax.Losses"
         )
     return types.Losses(*returned)
 
@@ -118,12 +118,10 @@ def check_loss(
     """
     for path, leaf in jax.tree.leaves_with_path(params):
         if not jnp.issubdtype(jnp.result_type(leaf), jnp.floating):
-            raise ValueError(
-                f"params{jax.tree_util.keystr(path)} has dtype {jnp.result_type(leaf)}; allowed "
-                "are floating point parameters. Keep constants out of params (close over them)"
-            )
+            name, kind = jax.tree_util.keystr(path), jnp.result_type(leaf)
+            raise ValueError(f"params{name} has dtype {kind}; allowed is floating point")
     if not jax.tree.leaves(params):
-        raise ValueError("params holds no arrays: there is nothing to train")
+        raise ValueError("params holds no arrays")
     batch_size = jax.tree.leaves(examples)[0].shape[0]
     try:
         program, returned = debugging.program(loss_fn, params, examples, rng)
@@ -131,10 +129,6 @@ def check_loss(
     except KeyError as error:
         fields = f"; an example has {sorted(examples)}" if isinstance(examples, dict) else ""
         raise ValueError(f"loss_fn asks for {error}, which is not there{fields}") from error
-    except Exception as error:
-        if hint := _hint_of_variables(params, error):
-            raise ValueError(f"loss_fn failed with {type(error).__name__}: {hint}") from error
-        raise
     _check_losses(found, batch_size)
     metrics = _check_metrics(found, batch_size)
     changes_state = isinstance(loss_fn, stateful.StatefulLoss) and _changes(
@@ -187,40 +181,20 @@ def _check_losses(found: types.Losses, batch_size: int) -> None:
     if is_float and (shape == (batch_size,) or (several and weights is not None)):
         if weights is None or _is_like(weights, shape):
             return
-        state = (
-            ""
-            if hasattr(weights, "shape")
-            else (" A model's state is returned where one is given: fit(…, model_state=…)")
-        )
         raise ValueError(
-            f"loss_fn returned losses {_shown(losses)} with weights {_shown(weights)}: allowed are "
-            f"weights of the losses' shape {list(losses.shape)}, one for each. What else you "
-            f"want to see of the examples goes into hetjax.Losses(…, metrics={{name: …}}).{state}"
+            f"loss_fn returned losses {_shown(losses)} with weights {_shown(weights)}: allowed is "
+            "one weight for each loss, or with model_state= a state"
         )
+    hint = ""
     if shape == ():
-        hint = "Return the loss of each example instead of their mean: leave out the last .mean()"
-    elif shape is None:
-        hint = "Return an array; what else you want to see goes into hetjax.Losses(…, metrics=…)"
+        hint = ": leave out the last .mean()"
     elif several and is_float:
-        rest = f"{batch_size}, {', '.join(map(str, shape[1:]))}"
-        hint = (
-            "Reduce every axis but the first, over the examples (.mean(-1) for the mean of each). "
-            f"Where each of the [{rest}] is a loss of its own, such as a token's, return (losses, "
-            "weights), both of this shape; weights of 1 and 0 leave padding out. If these are "
-            "logits, return a loss of them, such as "
-            "optax.softmax_cross_entropy_with_integer_labels(logits, labels)"
-        )
+        hint = ": reduce every other axis, or return (losses, weights), both of this shape"
         if shape == (batch_size, batch_size):
-            hint += f". Arrays [{batch_size}, 1] and [{batch_size}] together are [{rest}]"
-    elif not is_float:
-        hint = "Return floating point numbers, of which there is a gradient"
-    else:
-        hint = "Keep the first axis, that of the examples, and reduce every other"
+            hint = f": arrays [{batch_size}, 1] and [{batch_size}] together are of this shape"
     raise ValueError(
         f"loss_fn returned losses {_shown(losses)} for a microbatch of {batch_size} examples; "
-        f"allowed is floating point [{batch_size}], one an example. {hint}. (hetjax divides "
-        "by the total weight once, over all workers; a mean of means would be wrong as soon "
-        "as quotas differ.)"
+        f"allowed is floating point [{batch_size}], one an example{hint}"
     )
 
 
@@ -228,15 +202,12 @@ def _check_metrics(found: types.Losses, batch_size: int) -> tuple[str, ...]:
     if found.metrics is None:
         return ()
     if not isinstance(found.metrics, Mapping):
-        raise ValueError(
-            f"loss_fn returned metrics {_shown(found.metrics)}; they must be a dict, such as "
-            '{"accuracy": f32[B]}'
-        )
+        raise ValueError(f"loss_fn returned metrics {_shown(found.metrics)}; allowed is a dict")
     for name, value in found.metrics.items():
         if not isinstance(name, str) or name in _TAKEN_NAMES:
+            taken = ", ".join(_TAKEN_NAMES)
             raise ValueError(
-                f"loss_fn returned a metric of the name {name!r}; it must be a text other than "
-                f"{', '.join(_TAKEN_NAMES)}, which the summary has already"
+                f"loss_fn returned a metric named {name!r}; allowed are texts but {taken}"
             )
         values, weights = value if isinstance(value, tuple) and len(value) == 2 else (value, None)
         allowed_shapes = [(batch_size,), found.losses.shape]
@@ -247,10 +218,8 @@ def _check_metrics(found: types.Losses, batch_size: int) -> tuple[str, ...]:
             continue
         shown = _shown(values) if weights is None else f"({_shown(values)}, {_shown(weights)})"
         raise ValueError(
-            f"loss_fn returned the metric {name!r} as {shown} for {batch_size} examples; allowed "
-            f"are one number an example, [{batch_size}], one for each of the losses, "
-            f"{list(found.losses.shape)}, or (values, weights) of one shape "
-            f"[{batch_size}, …]. hetjax takes the weighted mean over the round"
+            f"loss_fn returned the metric {name!r} as {shown}; allowed are [{batch_size}], "
+            f"{list(found.losses.shape)}, or (values, weights) of one shape [{batch_size}, …]"
         )
     return tuple(sorted(found.metrics))
 
@@ -260,11 +229,7 @@ def _is_like(value: Any, shape: tuple[int, ...] | None) -> bool:
     kind = getattr(value, "dtype", None)
     if kind is None or shape is None or value.shape != shape:
         return False
-    return (
-        jnp.issubdtype(kind, jnp.bool_)
-        or jnp.issubdtype(kind, jnp.integer)
-        or (jnp.issubdtype(kind, jnp.floating))
-    )
+    return any(jnp.issubdtype(kind, each) for each in (jnp.bool_, jnp.integer, jnp.floating))
 
 
 def _shown(value: Any) -> str:
@@ -351,18 +316,3 @@ def masked(
         return values, Weights(weights, of_metrics, change)
 
     return losses_and_weights
-
-
-def _hint_of_variables(params: types.PyTree, error: Exception) -> str:
-    """What to write where a loss failed since it got all variables of a Linen module.
-
-    Returns:
-        A sentence; "" where there is no sign of it.
-    """
-    is_of_flax = type(error).__module__.startswith("flax")
-    if isinstance(params, Mapping) and "params" in params and is_of_flax:
-        return (
-            "params is {'params': …}, as module.init returns it, and the loss seems to want what "
-            "is in it: give variables['params'], or what hetjax.linen_loss returned"
-        )
-    return ""

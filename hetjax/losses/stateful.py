@@ -51,8 +51,8 @@ class StatefulLoss:
     def __post_init__(self) -> None:
         if not callable(self.function) or not parts.takes(self.function, 4 + self.takes_mask):
             raise ValueError(
-                f"fit: with model_state loss_fn is called as {_FORM}; got "
-                f"{parts.shown(self.function)}{getattr(self.function, 'no_state', '')}"
+                f"fit: with model_state loss_fn is {_FORM}; got {parts.shown(self.function)}"
+                f"{getattr(self.function, 'no_state', '')}"
             )
 
     @functools.cached_property
@@ -71,10 +71,8 @@ class StatefulLoss:
         paths = [path_of(path) for path, _ in jax.tree.leaves_with_path(self.model_state)]
         for name, mode in self.state_reduce.items():
             if not any(_is_under(path, name) for path in paths):
-                raise ValueError(
-                    f"state_reduce: {name!r} is no path of model_state, which has "
-                    f"{', '.join(paths)}.{options.nearest(name, paths)}"
-                )
+                hint = options.nearest(name, paths)
+                raise ValueError(f"state_reduce: {name!r} is none of {', '.join(paths)}.{hint}")
             if mode not in (MEAN, SUM):
                 raise ValueError(f"state_reduce[{name!r}]: got {mode!r}, must be 'mean' or 'sum'")
         found = []
@@ -84,9 +82,8 @@ class StatefulLoss:
             mode = self.state_reduce[max(asked, key=len)] if asked else MEAN
             if mode == MEAN and not jnp.issubdtype(kind, jnp.floating):
                 raise ValueError(
-                    f"model_state: {path} has dtype {kind}, of which no mean is taken. A counter "
-                    f"is added up: state_reduce={{{path!r}: 'sum'}}. What training does not change "
-                    "needs no place in the state (close over it)"
+                    f"model_state: {path} has dtype {kind}, of which no mean is taken; "
+                    f"state_reduce={{{path!r}: 'sum'}} adds up"
                 )
             found.append(mode)
         return tuple(found)
@@ -123,12 +120,8 @@ class StatefulLoss:
             size = jax.tree.leaves(examples)[0].shape[0]
             more = (jnp.ones(size, jnp.float32) if mask is None else mask,)
         returned = self.function(params, state, examples, rng, *more)
-        is_pair = type(returned) is tuple and len(returned) == 2
-        if not is_pair:
-            raise ValueError(
-                f"loss_fn returned {parts.shown(returned)}, and a model_state was given: it is "
-                f"called as {_FORM}"
-            )
+        if type(returned) is not tuple or len(returned) != 2:
+            raise ValueError(f"loss_fn returned {parts.shown(returned)}; with model_state: {_FORM}")
         losses, after = returned
         _check_like(after, state)
         return losses, after
@@ -148,12 +141,7 @@ class StatefulLoss:
         olds, treedef = jax.tree.flatten(before)
         differences = []
         for old, new, mode in zip(olds, jax.tree.leaves(after), self.modes, strict=True):
-            kind = jnp.result_type(old)
-            if not jnp.issubdtype(kind, jnp.floating):
-                times = (count > 0).astype(kind)
-                differences.append((jnp.asarray(new) - jnp.asarray(old)) * times)
-                continue
-            wide = trees.wider(kind, jnp.float32)
+            wide = _wide(old)
             times = (count if mode == MEAN else count > 0).astype(wide)
             differences.append((jnp.asarray(new, wide) - jnp.asarray(old, wide)) * times)
         return self._split(treedef, differences)
@@ -165,12 +153,7 @@ class StatefulLoss:
             state: of the model, for its shapes.
         """
         leaves, treedef = jax.tree.flatten(state)
-        kinds = [jnp.result_type(leaf) for leaf in leaves]
-        wide = [
-            trees.wider(k, jnp.float32) if jnp.issubdtype(k, jnp.floating) else k for k in kinds
-        ]
-        zeros = [jnp.zeros(jnp.shape(leaf), k) for leaf, k in zip(leaves, wide, strict=True)]
-        return self._split(treedef, zeros)
+        return self._split(treedef, [jnp.zeros(jnp.shape(leaf), _wide(leaf)) for leaf in leaves])
 
     def _split(self, treedef: Any, values: list[Any]) -> types.StateChange:
         pairs = list(zip(values, self.modes, strict=True))
@@ -188,7 +171,7 @@ def of(loss_fn: Any, model_state: types.PyTree | None, state_reduce: Any = None)
     is_stateful = isinstance(loss_fn, StatefulLoss)
     if model_state is None and not is_stateful:
         if state_reduce:
-            raise ValueError("fit: state_reduce is given, and no model_state that it is about")
+            raise ValueError("fit: state_reduce is given without model_state")
         return loss_fn
     function = loss_fn.function if is_stateful else loss_fn
     begun = loss_fn.model_state if is_stateful and model_state is None else model_state
@@ -218,6 +201,12 @@ def changed(state: types.PyTree, change: types.PyTree, num_examples: Any) -> typ
     return jax.tree.map(one, state, change.means, change.sums)
 
 
+def _wide(leaf: Any) -> Any:
+    """The type in which changes of a leaf are added up."""
+    kind = jnp.result_type(leaf)
+    return trees.wider(kind, jnp.float32) if jnp.issubdtype(kind, jnp.floating) else kind
+
+
 def path_of(path: Any) -> str:
     """A path of keys as text: `BatchNorm_0.mean`."""
     keys = [getattr(key, "key", getattr(key, "idx", getattr(key, "name", key))) for key in path]
@@ -229,21 +218,20 @@ def _is_under(path: str, name: str) -> bool:
 
 
 def _check_like(after: types.PyTree, before: types.PyTree) -> None:
-    own = {path_of(path): leaf for path, leaf in jax.tree.leaves_with_path(before)}
-    new = {path_of(path): leaf for path, leaf in jax.tree.leaves_with_path(after)}
-    wrong = [f"{name} is missing" for name in own if name not in new]
-    wrong += [f"{name} was not there before" for name in new if name not in own]
-    for name, leaf in own.items():
-        if name in new and _shown(new[name]) != _shown(leaf):
-            wrong.append(f"{name} was {_shown(leaf)} and is {_shown(new[name])}")
+    own, new = (
+        {path_of(path): _shown(leaf) for path, leaf in jax.tree.leaves_with_path(tree)}
+        for tree in (before, after)
+    )
+    wrong = [
+        f"{name} was {own.get(name, 'missing')} and is {new.get(name, 'missing')}"
+        for name in own | new
+        if own.get(name) != new.get(name)
+    ]
     structures: list[Any] = [jax.tree.structure(before), jax.tree.structure(after)]
     if not wrong and structures[0] != structures[1]:
         wrong.append(f"it was {structures[0]} and is {structures[1]}")
     if wrong:
-        raise ValueError(
-            f"loss_fn: the model state that it returned is not like the one that it got: "
-            f"{'; '.join(wrong[:4])}. Tree, shapes and types stay in a run"
-        )
+        raise ValueError(f"loss_fn returned another form of model state: {'; '.join(wrong[:4])}")
 
 
 def _shown(leaf: Any) -> str:

@@ -35,7 +35,7 @@ def check(weighting: str) -> None:
         raise ValueError(f"weighting: got {weighting!r}, must be one of {', '.join(WEIGHTINGS)}.")
 
 
-class Parts(NamedTuple):
+class Counting(NamedTuple):
     """How the workers' sums count in an update; f[W] each, the same on every worker."""
 
     scale: jax.Array | None
@@ -51,9 +51,9 @@ class Parts(NamedTuple):
     quotient rule."""
 
 
-def parts(
+def counting(
     weighting: str, metrics: types.SyncMetrics, shares: jax.Array, *, added_up: bool, nominal: float
-) -> Parts:
+) -> Counting:
     """How the sums of each worker count, from what the round's metrics say of all.
 
     Where sums are added up, the ratio is `sum_j scale_j sums_j / sum_j scale_j weight_j`.
@@ -76,7 +76,7 @@ def parts(
     shares = shares.astype(weights.dtype)
     if added_up and weighting == "example":
         divisor, mean_loss = metrics.weight_sum, _over(metrics.loss_sum, metrics.weight_sum)
-        return Parts(None, *(jnp.broadcast_to(x, weights.shape) for x in (divisor, mean_loss)))
+        return Counting(None, *(jnp.broadcast_to(x, weights.shape) for x in (divisor, mean_loss)))
     amounts = weights if weighting == "shard_mean" else counts
     did = amounts > 0
     present, amounts = jnp.where(did, shares, 0), jnp.where(did, amounts, 1)
@@ -91,14 +91,14 @@ def parts(
     mean_loss = jnp.broadcast_to(mean_loss, weights.shape)
     if added_up:
         divisor = jnp.sum(present * in_unit)
-        return Parts(scale, jnp.broadcast_to(divisor, weights.shape), mean_loss)
+        return Counting(scale, jnp.broadcast_to(divisor, weights.shape), mean_loss)
     if weighting != "shard_mean":
         weights = counts * _mean_weight(weighting, weights, counts, shares)
     factor = shares * len(shares)
     if weighting == "example":
         factor = metrics.example_count.astype(jnp.result_type(float)) / nominal
     divisor = jnp.where(weights > 0, weights / factor.astype(weights.dtype), 0)
-    return Parts(None, divisor, mean_loss)
+    return Counting(None, divisor, mean_loss)
 
 
 def _mean_weight(

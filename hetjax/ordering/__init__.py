@@ -34,8 +34,6 @@ from hetjax.ordering.ordering import Observer, Ordering, OrderState, Sizes
 if TYPE_CHECKING:
     from hetjax.ordering.balance import balance_signs
 
-_NEED_JAX = ("balance_signs",)
-
 __all__ = [
     "ORDERINGS",
     "Observer",
@@ -60,10 +58,10 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in _NEED_JAX:
+    if name == "balance_signs":
         return getattr(importlib.import_module("hetjax.ordering.balance"), name)
     raise AttributeError(f"module 'hetjax.ordering' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_NEED_JAX])
+    return sorted([*globals(), "balance_signs"])

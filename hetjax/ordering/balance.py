@@ -67,10 +67,8 @@ def balance_signs(diffs: jax.Array, running_sum: jax.Array) -> tuple[jax.Array, 
         [1, -1]
     """
     if diffs.ndim != 2 or running_sum.shape != diffs.shape[1:]:
-        raise ValueError(
-            f"diffs {list(diffs.shape)} and running_sum {list(running_sum.shape)} do not fit; "
-            "they must be [K, d] and [d]"
-        )
+        shapes = list(diffs.shape), list(running_sum.shape)
+        raise ValueError(f"diffs {shapes[0]} and running_sum {shapes[1]} must be [K, d] and [d]")
     if diffs.shape[0] == 0:
         return jnp.zeros(0, jnp.int8), running_sum
     if jax.default_backend() != "cpu":  # latency limits K dependent steps there
@@ -143,8 +141,6 @@ def balance_gram(
     """
     if block is None:
         block = 4 if jax.default_backend() == "cpu" else 64
-    if block < 1:
-        raise ValueError(f"block = {block}: a block has at least one difference; None chooses it")
     dtype = _sum_dtype(diffs, running_sum)
 
     def step(r: jax.Array, vectors: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -184,12 +180,7 @@ def balance_sharded(
     """
     num_workers = jax.lax.axis_size(axis_name)
     dtype = _sum_dtype(diffs, running_sum)
-    num_diffs, size = diffs.shape
-    if running_sum.shape != (shard_size(size, num_workers),):
-        raise ValueError(
-            f"running_sum has shape {running_sum.shape}, but a shard of {size} coordinates on "
-            f"{num_workers} workers is ({shard_size(size, num_workers)},), see shard_size"
-        )
+    num_diffs = diffs.shape[0]
     vectors = _exchange(diffs, axis_name).reshape(num_diffs * num_workers, -1).astype(dtype)
     r = running_sum.astype(dtype)
     signs = _signs_of_shards(vectors, r, axis_name)
@@ -202,7 +193,7 @@ def coordinate(running_sum: PyTree, signed_sum: PyTree, axis_name: str) -> tuple
     """One sign a worker: `s_j` from `<r, u_j>` in rank order, `r` with the signed sums before it.
 
     Sends as much as one all-reduce of the tree, by an `all_to_all` and an `all_gather`, and one
-    `psum` of `W**2 + W` scalars. With one worker nothing is sent.
+    `psum` of `W**2 + W` scalars.
 
     Args:
         running_sum: tree r, leaves f[...], the same on all workers.
@@ -213,14 +204,7 @@ def coordinate(running_sum: PyTree, signed_sum: PyTree, axis_name: str) -> tuple
         running_sum with `sum_j s_j u_j` added, the same on all workers, and the sign i8[] of
         this one; a signed sum of zeros gets +1.
     """
-    if not jax.tree.leaves(running_sum):
-        return running_sum, jnp.int8(1)
     num_workers = jax.lax.axis_size(axis_name)
-    if num_workers == 1:
-        running_sum, signs = coordinate_array(
-            running_sum, jax.tree.map(lambda u: u[None], signed_sum)
-        )
-        return running_sum, signs[0]
     leaves, treedef = jax.tree.flatten(running_sum)
     u_leaves = jax.tree.leaves(signed_sum)
     dtype = _sum_dtype(*leaves, *u_leaves)

@@ -61,22 +61,14 @@ def parallel_herding_bound(vectors: ArrayLike, orders: ArrayLike) -> tuple[float
 
 def _check(vectors: np.ndarray, orders: np.ndarray) -> None:
     if vectors.ndim != 3 or not vectors.size:
-        raise ValueError(
-            f"vectors has shape {vectors.shape}; it must be f[n, m, d] for n workers with m "
-            "examples of d numbers each, all ≥ 1. Reshape the vectors of one worker to [1, m, d]."
-        )
+        raise ValueError(f"vectors has shape {vectors.shape}; it must be f[n, m, d], all ≥ 1")
     if orders.shape != vectors.shape[:2] or not np.issubdtype(orders.dtype, np.integer):
         raise ValueError(
-            f"orders is {orders.dtype}{list(orders.shape)}; for vectors of shape {vectors.shape} "
-            f"it must be whole numbers of shape {vectors.shape[:2]}, one order a worker."
+            f"orders is {orders.dtype}{list(orders.shape)}; it must be i{list(vectors.shape[:2])}"
         )
-    num_examples = vectors.shape[1]
-    wrong = (np.sort(orders, axis=1) != np.arange(num_examples)).any(axis=1)
+    wrong = (np.sort(orders, axis=1) != np.arange(vectors.shape[1])).any(axis=1)
     if wrong.any():
-        raise ValueError(
-            f"the order of worker {np.argmax(wrong)} is not a permutation: every example "
-            f"0 .. {num_examples - 1} must be there once."
-        )
+        raise ValueError(f"the order of worker {np.argmax(wrong)} is not a permutation")
 
 
 def _chunks(vectors: np.ndarray, orders: np.ndarray) -> Iterator[np.ndarray]:

@@ -37,7 +37,7 @@ def two_level(sizes: Sizes, *, block_pairs: int) -> Observer:
     """
     own = alone(sizes, block_pairs=block_pairs)
     if sizes.num_workers == 1:
-        return own._replace(coordinated=True, sizes=sizes)
+        return own._replace(sizes=sizes)
 
     def coordinate(
         running_sum: types.PyTree, private_sum: types.PyTree, axis_name: str
@@ -56,7 +56,6 @@ def two_level(sizes: Sizes, *, block_pairs: int) -> Observer:
     return own._replace(
         coordinate=coordinate,
         coordinate_array=coordinate_array,
-        coordinated=True,
         same_memory=True,
         sizes=sizes,
     )
@@ -69,10 +68,10 @@ def alone(sizes: Sizes, *, block_pairs: int) -> Observer:
     """
     size, dear = sizes.microbatch_size, ""
     if size > 2 * block_pairs:
+        blocks = -(-size // (2 * block_pairs))
         dear = (
-            f"block_pairs={block_pairs} divides a microbatch of {size} into "
-            f"{-(-size // (2 * block_pairs))} blocks, and each takes a backward pass of the whole "
-            f"microbatch. block_pairs={size // 2} takes one"
+            f"block_pairs={block_pairs} takes {blocks} backward passes of a microbatch of {size}; "
+            f"block_pairs={size // 2} takes one"
         )
     return independent(
         trees.accumulator_zeros,
@@ -84,26 +83,13 @@ def alone(sizes: Sizes, *, block_pairs: int) -> Observer:
 def independent(init: Callable, observe: Callable, *, new_pass: Callable) -> Observer:
     """An observer by whose sums each worker goes on alone, from round to round."""
 
-    def coordinate(
-        before: types.PyTree, after: types.PyTree, axis_name: str
-    ) -> tuple[types.PyTree, jax.Array]:
-        del before, axis_name
-        return after, jnp.ones((), jnp.int8)
-
-    def coordinate_array(
-        before: types.PyTree, after: types.PyTree
-    ) -> tuple[types.PyTree, jax.Array]:
-        del before
-        return after, jnp.ones(jax.tree.leaves(after)[0].shape[0], jnp.int8)
-
     return Observer(
         init,
         lambda memory: memory,
         observe,
-        coordinate,
-        coordinate_array,
+        lambda before, after, axis_name: (after, jnp.ones((), jnp.int8)),
+        lambda before, after: (after, jnp.ones(jax.tree.leaves(after)[0].shape[0], jnp.int8)),
         new_pass,
-        coordinated=False,
     )
 
 

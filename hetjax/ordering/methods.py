@@ -46,11 +46,8 @@ def _balanced(
 
     def make_observer(sizes: Sizes) -> Observer:
         if in_pairs and (size := sizes.microbatch_size) % 2:
-            others = f"{size - 1} or {size + 1}" if size > 1 else "2"
             raise ValueError(
-                f"microbatch_size: got {size}, and this order balances the examples of a "
-                f"microbatch in pairs, so it must be even. Give {others}, or an order that takes "
-                "examples one by one (ordering='random_reshuffling', or of balanced ones 'grab')"
+                f"microbatch_size: got {size}, must be even: this order balances pairs of examples"
             )
         home = importlib.import_module(f"hetjax.ordering.{module}")
         return getattr(home, maker)(sizes, **options)

@@ -37,35 +37,18 @@ def checked_order(state: Any, num_examples: int, maker: str) -> np.ndarray:
     Raises:
         ValueError: the order is no permutation.
     """
-    if not hasattr(state, "order"):
-        raise ValueError(
-            f"{maker} returned {parts.shown(state)} without an order; a state shows `order`, "
-            f"i32[{num_examples}]: a permutation of the numbers 0 to {num_examples - 1}"
-        )
-    wrong = _what_is_wrong(state.order, num_examples)
-    if wrong is not None:
-        raise ValueError(
-            f"{maker} returned a state whose order is {parts.shown(state.order)}{wrong}. It must "
-            f"be i32[{num_examples}], each of the numbers 0 to {num_examples - 1} once: so every "
-            "example is done once in a pass"
-        )
-    return np.asarray(state.order)
-
-
-def _what_is_wrong(order: Any, num_examples: int) -> str | None:
-    if not hasattr(order, "dtype") or order.shape != (num_examples,):
-        return ""  # whoever computes it will see
-    order = np.asarray(order)
-    if order.dtype.kind not in "iu":
-        return ""
-    outside = np.flatnonzero((order < 0) | (order >= num_examples))
-    if outside.size:
-        return f": it has {order[outside[0]]} at position {outside[0]}"
-    counts = np.bincount(order.astype(np.intp, copy=False), minlength=num_examples)
-    if (counts == 1).all():
-        return None
-    often = int(counts.argmax())
-    return f": it has {often} {counts[often]} times and {int(counts.argmin())} not at all"
+    order: Any = getattr(state, "order", None)
+    lacks = ""
+    if getattr(order, "shape", None) == (num_examples,) and order.dtype.kind in "iu":
+        order, seen = np.asarray(order), np.zeros(num_examples, bool)
+        seen[order[(order >= 0) & (order < num_examples)]] = True
+        if seen.all():
+            return order
+        lacks = f" without {np.argmin(seen)}"
+    raise ValueError(
+        f"{maker} returned {parts.shown(state if order is None else order)}{lacks}; its order must "
+        f"be a permutation i32[{num_examples}]"
+    )
 
 
 class Sizes(NamedTuple):
@@ -140,8 +123,7 @@ def _asked(name: str, observe: Callable[..., Any]) -> Callable[..., Any]:
             return answer
         raise ValueError(
             f"{name}: observe of its observer returned {'the signs ' if is_whole else ''}"
-            f"{parts.shown(signs)}; it must return ((loss_sum, weight_sum), grad_parts, change, "
-            f"example_signs), of which the last is i8[{size}] of 1, -1 and 0, one an example"
+            f"{parts.shown(signs)}; it must return (sums, grad_parts, change, signs i8[{size}])"
         )
 
     return asked
@@ -185,8 +167,7 @@ class Ordering(NamedTuple):
         if not isinstance(made, Observer):
             raise ValueError(
                 f"ordering: {parts.named(self)}: its make_observer(sizes) made "
-                f"{parts.shown(made)}; it must make a "
-                "hetjax.ordering.Observer, as hetjax.ordering.matrix_free.independent(…) does"
+                f"{parts.shown(made)}; it must make a hetjax.ordering.Observer"
             )
         observe = _asked(parts.named(self), made.observe)
         return made._replace(coordinated=self.coordinated, observe=observe)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 
-class Parts(NamedTuple):
+class Placing(NamedTuple):
     """The host side of an ordering: `Ordering(*parts, make_observer=…)`."""
 
     init: Callable[[int, tuple[int, ...]], Any]
@@ -54,7 +54,7 @@ class PairedState(NamedTuple):
     num_placed: int  # examples of this pass that were committed
 
 
-def random_reshuffling() -> Parts:
+def random_reshuffling() -> Placing:
     """A fresh permutation for each pass, drawn from (seed, pass) alone.
 
     So the order of any pass is known without those before it, and does not depend on quotas.
@@ -70,7 +70,7 @@ def random_reshuffling() -> Parts:
     return _drawn(_permutation)
 
 
-def synchronised_reshuffling() -> Parts:
+def synchronised_reshuffling() -> Placing:
     """As random reshuffling, with the same order on all workers: `seed[0]` and the pass name it.
 
     Example i has the i-th number of one random stream as its key, and the order sorts by key. So
@@ -90,39 +90,24 @@ def synchronised_reshuffling() -> Parts:
     return _drawn(draw)
 
 
-def shuffle_once() -> Parts:
+def shuffle_once() -> Placing:
     """Random reshuffling's first order, kept for good."""
-    return frozen(random_reshuffling(), freeze_after=0)
+    return made_of(random_reshuffling(), lambda pass_index: False)
 
 
-def frozen(inner: Parts, *, freeze_after: int) -> Parts:
-    """The inner order for `freeze_after` passes. Then the order they led to is kept for good.
-
-    Args:
-        inner: parts of this module; the state is theirs. They see no signs once frozen.
-        freeze_after: passes, at least 0 (the inner method's first order is kept).
-
-    Raises:
-        ValueError: `freeze_after` is negative.
-
-    Example:
-        >>> init, place = frozen(random_reshuffling(), freeze_after=1)
-        >>> second = place(init(9, (0,)), np.arange(9), None)
-        >>> third = place(second, second.order, None)
-        >>> (third.order == second.order).all(), third.pass_index
-        (np.True_, 2)
-    """
-    if freeze_after < 0:
-        raise ValueError(f"freeze_after is {freeze_after}; it counts passes, give 0 or more.")
-    return made_of(inner, lambda pass_index: pass_index < freeze_after)
-
-
-def made_of(inner: Parts, balances: Callable[[int], bool]) -> Parts:
+def made_of(inner: Placing, balances: Callable[[int], bool]) -> Placing:
     """The inner order, made anew after some passes; after the others it stays as it is.
 
     Args:
         inner: parts of this module; the state is theirs. They see these passes alone.
         balances: given a pass's number, from 0: whether the next order is made of that pass.
+
+    Example:
+        >>> init, place = made_of(random_reshuffling(), lambda pass_index: pass_index < 1)
+        >>> second = place(init(9, (0,)), np.arange(9), None)
+        >>> third = place(second, second.order, None)
+        >>> (third.order == second.order).all(), third.pass_index
+        (np.True_, 2)
     """
 
     def place(state: Any, realised_examples: np.ndarray, example_signs: np.ndarray | None) -> Any:
@@ -130,10 +115,10 @@ def made_of(inner: Parts, balances: Callable[[int], bool]) -> Parts:
             return inner.place(state, realised_examples, example_signs)
         return _placed(state, len(realised_examples), lambda state: state.order, {})
 
-    return Parts(inner.init, place)
+    return Placing(inner.init, place)
 
 
-def balanced() -> Parts:
+def balanced() -> Placing:
     """Each pass places its examples for the next one by their signs, as `place_signed`.
 
     The first order is random reshuffling's. GraB, PairBalance and D-GraB all place so; they differ
@@ -157,7 +142,7 @@ def balanced() -> Parts:
     return _recorded(init, lambda state: place_signed(state.realised, state.signs))
 
 
-def fixed_map() -> Parts:
+def fixed_map() -> Placing:
     """Each pass's even positions ascending, then its odd ones descending: no look at the data.
 
     That is balanced placement by signs +, -, +, -, ... Comparing with it separates what balancing
@@ -177,10 +162,10 @@ def fixed_map() -> Parts:
         positions = state.num_placed + np.arange(len(realised_examples))
         return place_balanced(state, realised_examples, 1 - 2 * (positions % 2))
 
-    return Parts(init, place)
+    return Placing(init, place)
 
 
-def block_reshuffling(*, block_size: int = 0) -> Parts:
+def block_reshuffling(*, block_size: int = 0) -> Placing:
     """Fixed blocks of examples in a fresh sequence, then the same pass backwards, and so on.
 
     The first order is random reshuffling's. It is cut into blocks, the last one maybe smaller. A
@@ -190,9 +175,6 @@ def block_reshuffling(*, block_size: int = 0) -> Parts:
 
     Args:
         block_size: examples; 0: the whole number nearest to the square root of num_examples.
-
-    Raises:
-        ValueError: `block_size` is negative.
 
     Example:
         >>> init, place = block_reshuffling(block_size=2)
@@ -205,11 +187,6 @@ def block_reshuffling(*, block_size: int = 0) -> Parts:
         abstract says neither how large a block is nor what is drawn inside it. Here it has the
         square root, and nothing is drawn inside.
     """
-    if block_size < 0:
-        raise ValueError(
-            f"block_size is {block_size}; give the examples of a block, or 0 for the square root "
-            "of all."
-        )
 
     def draw(num_examples: int, seed: tuple[int, ...], pass_index: int) -> np.ndarray:
         fixed = _permutation(num_examples, seed, 0)
@@ -261,7 +238,7 @@ def _permutation(num_examples: int, seed: tuple[int, ...], pass_index: int) -> n
     return np.random.default_rng((*seed, pass_index)).permutation(num_examples).astype(np.int32)
 
 
-def _drawn(draw: Callable[[int, tuple[int, ...], int], np.ndarray]) -> Parts:
+def _drawn(draw: Callable[[int, tuple[int, ...], int], np.ndarray]) -> Placing:
     """An order that `draw(num_examples, seed, pass_index)` gives for each pass."""
 
     def init(num_examples: int, seed: tuple[int, ...]) -> DrawnState:
@@ -272,11 +249,11 @@ def _drawn(draw: Callable[[int, tuple[int, ...], int], np.ndarray]) -> Parts:
 
 def _recorded(
     init: Callable[[int, tuple[int, ...]], Any], next_order: Callable[[Any], np.ndarray]
-) -> Parts:
-    """Parts whose state keeps examples and signs of a pass, if it has fields for them.
+) -> Placing:
+    """Placing whose state keeps examples and signs of a pass, if it has fields for them.
 
     Args:
-        init: as of `Parts`.
+        init: as of `Placing`.
         next_order: from the state at the end of a pass.
     """
 
@@ -286,15 +263,12 @@ def _recorded(
             records["realised"] = realised_examples
         if hasattr(state, "signs"):
             if example_signs is None:
-                raise ValueError(
-                    "a balanced order was given examples without signs; it needs the sign of "
-                    "each: make the ordering with its signs, or take an order that needs none."
-                )
+                raise ValueError("a balanced order was given examples without signs")
             _check_lengths(realised_examples, example_signs)
             records["signs"] = example_signs
         return _placed(state, len(realised_examples), next_order, records)
 
-    return Parts(init, place)
+    return Placing(init, place)
 
 
 def _placed(
@@ -310,10 +284,7 @@ def _placed(
     """
     left = len(state.order) - state.num_placed
     if count > left:
-        raise ValueError(
-            f"{count} examples were committed to a pass that has {left} of its "
-            f"{len(state.order)} left; a round never spans two passes."
-        )
+        raise ValueError(f"{count} examples were committed to a pass that has {left} left")
     for name, values in records.items():
         getattr(state, name)[state.num_placed : state.num_placed + count] = values
     if count < left:
@@ -326,6 +297,4 @@ def _placed(
 
 def _check_lengths(examples: np.ndarray, signs: np.ndarray) -> None:
     if len(examples) != len(signs):
-        raise ValueError(
-            f"{len(signs)} signs for {len(examples)} examples; give one for each example."
-        )
+        raise ValueError(f"{len(signs)} signs for {len(examples)} examples")

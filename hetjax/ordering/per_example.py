@@ -27,6 +27,10 @@ def _dtype(params: types.PyTree) -> jnp.dtype:
     return trees.wider(jnp.float32, *map(jnp.result_type, jax.tree.leaves(params)))
 
 
+def _zeros(params: types.PyTree) -> jax.Array:
+    return jnp.zeros(_num_params(params), _dtype(params))
+
+
 def _gradients(
     losses: Callable, params: types.PyTree, size: int
 ) -> tuple[tuple[jax.Array, Any], types.PyTree, jax.Array]:
@@ -120,7 +124,6 @@ def d_grab(sizes: Sizes) -> Observer:
         coordinate,
         coordinate_array,
         new_pass=jnp.zeros_like,
-        coordinated=True,
         sizes=sizes,
     )
 
@@ -129,9 +132,6 @@ def pair_balance(sizes: Sizes) -> Observer:
     """PairBalance by each worker alone: the signs of its pairs one after the other."""
     del sizes
 
-    def init(params: types.PyTree) -> jax.Array:
-        return jnp.zeros(_num_params(params), _dtype(params))
-
     def balanced(
         differences: jax.Array, running_sum: jax.Array, position: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
@@ -139,7 +139,7 @@ def pair_balance(sizes: Sizes) -> Observer:
         signs, after = balance.balance_signs(differences, running_sum)
         return after - running_sum, signs
 
-    return independent(init, _of_pairs(balanced), new_pass=jnp.zeros_like)
+    return independent(_zeros, _of_pairs(balanced), new_pass=jnp.zeros_like)
 
 
 class GrabSums(NamedTuple):
@@ -168,7 +168,7 @@ def grab(sizes: Sizes, *, random_scale: float | None = None) -> Observer:
     del sizes
 
     def init(params: types.PyTree) -> GrabSums:
-        zeros = jnp.zeros(_num_params(params), _dtype(params))
+        zeros = _zeros(params)
         return GrabSums(zeros, zeros, zeros, zeros[0], zeros[0])
 
     def observe(

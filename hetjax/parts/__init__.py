@@ -30,14 +30,16 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar
 import numpy as np
 
 from hetjax.parts import options
-from hetjax.parts.options import Option as Option
-from hetjax.parts.options import choice as choice
-from hetjax.parts.options import flag as flag
-from hetjax.parts.options import integer as integer
-from hetjax.parts.options import number as number
-from hetjax.parts.options import numbers as numbers
-from hetjax.parts.options import option as option
-from hetjax.parts.options import options_of as options_of
+from hetjax.parts.options import (
+    Option,
+    choice,
+    flag,
+    integer,
+    number,
+    numbers,
+    option,
+    options_of,
+)
 
 __all__ = [
     "Facts",
@@ -316,12 +318,7 @@ def load(path: str) -> Callable[..., Any]:
     try:
         found = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
-        raise ValueError(
-            f"{path!r} cannot be imported ({error}); the directory of its module must be in "
-            "PYTHONPATH"
-        ) from error
+        raise ValueError(f"{path!r} cannot be imported: {error}") from error
     if not is_factory(found):
-        raise ValueError(
-            f"{path!r} is no factory of parts; put @hetjax.parts.factory above the function"
-        )
+        raise ValueError(f"{path!r} is no factory of parts; put @hetjax.parts.factory above it")
     return found

@@ -123,8 +123,7 @@ def options_of(declared: Callable[..., Any]) -> dict[str, Option]:
         elif not dataclasses.is_dataclass(hint):
             raise TypeError(
                 f"{declared.__module__}:{declared.__qualname__}: the parameter {name!r} states no "
-                f"option; annotate it, such as {name}: Annotated[int, parts.integer(at_least=1, "
-                "says='…')] = 1"
+                "option; annotate it by Annotated[int, parts.integer(says='…')]"
             )
     return found
 

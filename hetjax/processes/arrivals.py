@@ -61,8 +61,7 @@ class Arrivals:
         try:
             found = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)
         except OSError as error:
-            who = f"{coordinator.rpartition(':')[0]}, the machine of the coordinator {coordinator}"
-            return f"cannot find {who}: {error.strerror}"
+            return f"cannot find the machine of the coordinator {coordinator}: {error.strerror}"
         family, kind, _, _, address = found[0]
         self._socket = socket.socket(family, kind)
         self._socket.setblocking(False)
@@ -71,12 +70,7 @@ class Arrivals:
                 self._socket.connect(address)
             else:
                 self._socket.bind(address if host in LOOPBACK else ("", port))
-        if self._process_id or _is_own(family, str(address[0])):
-            return ""
-        return (
-            f"is on {socket.gethostname()}, and the coordinator {coordinator} is on a machine with "
-            f"the address {address[0]}, which this one has not; it must be that of process 0"
-        )
+        return ""
 
     def turn(self) -> None:
         """Sends and hears; call it about once a second."""
@@ -88,7 +82,7 @@ class Arrivals:
             while True:
                 data, sender = self._socket.recvfrom(_MOST_BYTES)
                 with contextlib.suppress(ValueError):
-                    self._hears(data, sender)
+                    self._hears(self._socket, data, sender)
 
     def missing(self) -> set[int] | None:
         """The processes that process 0 has not heard; None where that is not known."""
@@ -103,15 +97,14 @@ class Arrivals:
         if self._socket is not None:
             self._socket.close()
 
-    def _hears(self, data: bytes, sender: Any) -> None:
-        assert self._socket is not None
+    def _hears(self, listening: socket.socket, data: bytes, sender: Any) -> None:
         if self._process_id:
             self._told = [int(other) for other in json.loads(data)]
             return
         if 0 < (other := int(data)) < self._num_processes:
             self._heard[other] = time.monotonic()
             told = sorted(self.missing() or ())[:_MOST_TOLD]
-            self._socket.sendto(json.dumps(told).encode(), sender)
+            listening.sendto(json.dumps(told).encode(), sender)
 
 
 def address_of(coordinator: str) -> tuple[str, int]:
@@ -146,22 +139,11 @@ def unreachable(hosts: Mapping[int, Host]) -> str:
     for own, host in hosts.items():
         if not host.address or not (address := ipaddress.ip_address(host.address)).is_loopback:
             continue
-        for other, there in hosts.items():
+        for there in hosts.values():
             is_met = there.address and ipaddress.ip_address(there.address).packed < address.packed
             if there.machine != host.machine and not is_met:
                 return (
                     f"process {own} is on {host.name}, whose own name resolves to {host.address} "
-                    f"there. On CPUs that is the address at which process {other}, on "
-                    f"{there.name}, looks for it. In /etc/hosts of {host.name}, write the "
-                    f"address that the other machines know beside {host.name}, in place of "
-                    f"{host.address}"
+                    f"there; write the address that {there.name} knows into its /etc/hosts"
                 )
     return ""
-
-
-def _is_own(family: int, address: str) -> bool:
-    """Whether this machine has the address."""
-    with socket.socket(family, socket.SOCK_DGRAM) as tried, contextlib.suppress(OSError):
-        tried.bind((address, 0))
-        return True
-    return False

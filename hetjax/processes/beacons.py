@@ -40,7 +40,6 @@ class Entry(NamedTuple):
     since: float
     round_index: int | None = None
     worker: int | None = None
-    thread: int = 0
 
 
 class Snapshot(NamedTuple):
@@ -69,9 +68,8 @@ class Beacons:
             round_index: the round that it belongs to.
             worker: whose phase it is, by its position on the mesh. None: this thread's.
         """
-        thread = threading.get_ident()
-        key = ("thread", thread) if worker is None else worker
-        self._entries[key] = Entry(phase, time.monotonic(), round_index, worker, thread)
+        key = ("thread", threading.get_ident()) if worker is None else worker
+        self._entries[key] = Entry(phase, time.monotonic(), round_index, worker)
 
     def busy(self) -> Entry | None:
         """The entry that has lasted longest of all that are no wait for other processes."""
@@ -137,14 +135,14 @@ class _Writer(Beacons):
         self._num_written += 1
 
 
-def start(environ: Mapping[str, str] | None = None) -> Beacons:
+def start(environ: Mapping[str, str] = os.environ) -> Beacons:
     """Begins to say what this process does, if a supervisor asked for it.
 
     Reads `HETJAX_BEACONS` (a directory), `HETJAX_PROCESS_ID` and `HETJAX_HEARTBEAT_SECS`. From
     then on SIGUSR1 makes the process write the stacks of its threads into the directory.
 
     Args:
-        environ: where the variables are. None: `os.environ`.
+        environ: where the variables are.
 
     Returns:
         An object that writes, or one that does nothing if `HETJAX_BEACONS` is not set.
@@ -154,19 +152,11 @@ def start(environ: Mapping[str, str] | None = None) -> Beacons:
         >>> beacons.at("computing", round_index=3, worker=0)
         >>> beacons.close()
     """
-    environ = os.environ if environ is None else environ
     directory = environ.get("HETJAX_BEACONS")
     if not directory:
         return Beacons()
-    try:
-        process = int(environ["HETJAX_PROCESS_ID"])
-        heartbeat_secs = float(environ["HETJAX_HEARTBEAT_SECS"])
-    except (KeyError, ValueError) as error:
-        raise ValueError(
-            "HETJAX_BEACONS is set, and then HETJAX_PROCESS_ID must be an integer and "
-            f"HETJAX_HEARTBEAT_SECS a number of seconds ({error}). hetjax.launch sets all three; "
-            "to run without it, unset HETJAX_BEACONS."
-        ) from None
+    process = int(environ["HETJAX_PROCESS_ID"])
+    heartbeat_secs = float(environ["HETJAX_HEARTBEAT_SECS"])
     return _Writer(pathlib.Path(directory), process, heartbeat_secs)
 
 

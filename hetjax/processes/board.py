@@ -8,18 +8,17 @@ import collections
 import ctypes
 import json
 import time
+from collections.abc import Iterable
 from typing import Any
 
 from hetjax.processes import waits
 
-_MOST_BYTES = 4096  # of a value on the board
 _SLICE_SECS = 0.5  # after which a wait looks whether anybody is still to come
-_PART = 1500  # characters of a part of a long value; as JSON in JSON they may double
 _boards: collections.Counter[str] = collections.Counter()  # made in this process, by name
 
 
 class Board:
-    """Small JSON values that all processes of a run see; 0.3 to 0.4 ms a call.
+    """JSON values that all processes of a run see; 0.3 to 0.4 ms a call.
 
     Each board has keys of its own: what one process puts up on its board of a name, the others see
     on theirs of that name. All processes have to make the boards of one name in the same order.
@@ -41,8 +40,6 @@ class Board:
     def post(self, key: str, value: Any) -> None:
         """Puts up a value, in place of one that is there."""
         text = json.dumps(value, allow_nan=False)
-        if len(text) > _MOST_BYTES:
-            raise ValueError(f"Board: {key!r} has {len(text)} bytes, at most {_MOST_BYTES} go")
         self._client.key_value_set(self._prefix + key, text, allow_overwrite=True)
 
     def read(self, key: str) -> Any:
@@ -91,18 +88,29 @@ class Board:
                         message = f"nobody put up {key!r} in {timeout_secs:g} s"
                         raise TimeoutError(message) from error
 
-    def post_long(self, key: str, value: Any) -> None:
-        """Puts up a value of any size, in parts, under a key that has none yet."""
-        text = json.dumps(value, allow_nan=False)
-        parts = [text[start : start + _PART] for start in range(0, len(text), _PART)]
-        for number, part in enumerate(parts):
-            self.post(f"{key}/{number}", part)
-        self.post(key, len(parts))
+    def gather(
+        self,
+        process: int,
+        value: Any,
+        processes: Iterable[int],
+        timeout_secs: float = 600.0,
+        *,
+        what: str,
+    ) -> dict[int, Any]:
+        """Puts up the value of this process, and returns those of all, once they are there.
 
-    def wait_long(self, key: str, timeout_secs: float, **who: Any) -> Any:
-        """What `post_long` put up, as soon as it is there; arguments and errors as of `wait`."""
-        count = self.wait(key, timeout_secs, **who)
-        return json.loads("".join(self.read(f"{key}/{number}") for number in range(count)))
+        Args:
+            process: this one.
+            value: of it.
+            processes: all that take part.
+            timeout_secs: patience with each.
+            what: each is to do, for `waits.Wait`.
+
+        Raises:
+            TimeoutError, LostProcessError: as of `wait`.
+        """
+        self.post(f"{process}", value)
+        return {p: self.wait(f"{p}", timeout_secs, what=what, by=p) for p in processes}
 
     def add(self, key: str, amount: int = 1) -> int:
         """Adds to a counter, which begins at 0, and returns its new value."""

@@ -16,6 +16,7 @@ from hetjax.processes import waits
 
 INTERRUPTED = 130
 MOST_CHARACTERS = 500  # of `Ending.words`
+_MOST_OF_TRACE = 10_000  # characters, the last ones
 _SUFFIX = ".ending"
 
 
@@ -52,7 +53,7 @@ def of_error(process: int, error: BaseException) -> Ending:
     if isinstance(error, SystemExit):
         return Ending(process, f"left by {error!r}"[:MOST_CHARACTERS], "", 1, now)
     said = f"{type(error).__qualname__}: {error}".splitlines()[0].removesuffix(": ")
-    trace = "".join(traceback.format_exception(error))
+    trace = "".join(traceback.format_exception(error))[-_MOST_OF_TRACE:]
     return Ending(process, f"raised {said}"[:MOST_CHARACTERS], trace, 1, now)
 
 
@@ -71,15 +72,6 @@ def is_loss_of_others(error: BaseException) -> bool:
     elif not isinstance(error, ValueError):
         return False
     return any(word in str(error) for word in words)
-
-
-def shortened(ending: Ending, most_bytes: int) -> Ending:
-    """The same ending, its traceback cut at the front until it has `most_bytes` at most as JSON."""
-    lines = ending.trace.splitlines(keepends=True)
-    while lines and len(json.dumps(ending)) > most_bytes:
-        lines = lines[1:]
-        ending = ending._replace(trace="…\n" + "".join(lines) if lines else "")
-    return ending
 
 
 def write(directory: pathlib.Path, teller: int, ending: Ending) -> None:

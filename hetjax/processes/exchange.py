@@ -13,8 +13,8 @@ import select
 import socket
 import struct
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
+from hetjax.processes import board as board_lib
 from hetjax.processes import waits
 
 SHARED_MEMORY = "HETJAX_SHARED_MEMORY"  # "off": processes of one machine meet as others do
@@ -112,7 +112,7 @@ def _naming(process: int) -> Iterator[None]:
         raise waits.LostProcessError(f"process {process} has ended") from error
 
 
-def connect(index: int, processes: Sequence[int], board: Any) -> Exchange | None:
+def connect(index: int, processes: Sequence[int], board: board_lib.Board) -> Exchange | None:
     """Connects the processes of one machine. All of them call it and get the same answer.
 
     Args:
@@ -127,22 +127,16 @@ def connect(index: int, processes: Sequence[int], board: Any) -> Exchange | None
         LostProcessError: a process has ended meanwhile.
     """
     with contextlib.ExitStack() as stack:
-        listening, own = None, ""
-        if os.environ.get(SHARED_MEMORY) != "off":
-            with contextlib.suppress(OSError, AttributeError):  # not Linux has none
-                own = secrets.token_hex(16)
-                bound = stack.enter_context(_socket())
-                bound.bind(_address(own))
-                bound.listen(len(processes))
-                bound.settimeout(_PATIENCE_SECS)
-                listening = bound
-        board.post(f"{index}", own if listening else "")
-        names = {
-            process: board.wait(
-                f"{process}", _PATIENCE_SECS, what="come to the first meeting", by=process
-            )
-            for process in processes
-        }
+        own, told = secrets.token_hex(16), ""
+        listening: socket.socket | None = None
+        with contextlib.suppress(OSError, AttributeError):  # not Linux has none
+            if os.environ.get(SHARED_MEMORY) != "off":
+                listening = stack.enter_context(_socket())
+                listening.bind(_address(own))
+                listening.listen(len(processes))
+                listening.settimeout(_PATIENCE_SECS)
+                told = own
+        names = board.gather(index, told, processes, what="come to the first meeting")
         if not all(names.values()):
             return None
         assert listening is not None

@@ -23,7 +23,6 @@ _PATIENCE_SECS = 600.0
 PLANNED = ("examples", "quotas", "exchanges")  # the parts of a round's plan, a digest each
 _DONE = ("microbatches_done", "first_secs", "compute_secs", "overruns")  # of `types.Work`
 _SUMS = ("loss_sum", "weight", *types.Tally._fields)  # of `Contribution`
-_MOST_CHARACTERS = 1000  # of a value that is compared as it is, and not by its digest
 
 
 class Request(enum.IntFlag):
@@ -60,10 +59,7 @@ def check_same_run(config: dict[str, Any], *, num_examples: int, versions: dict[
     Raises:
         ValueError: it is another configuration, version or size of the data.
     """
-    own: dict[str, Any] = {
-        "versions": versions,
-        "examples": num_examples,
-    }
+    own: dict[str, Any] = {"versions": versions, "examples": num_examples}
     own |= {f"config.{name}": value for name, value in config.items()}
     _compare("same run", own)
 
@@ -103,7 +99,7 @@ def check_same_parts(
 def _compare(what: str, own: dict[str, Any]) -> None:
     """Compares JSON values, by name, with those of process 0."""
     board = board_lib.Board(what)
-    own = {name: _short(value) for name, value in own.items()}
+    own = json.loads(json.dumps(own))  # as the others hear it
     if jax.process_index() == 0:
         for name, value in own.items():
             board.post(name, value)
@@ -112,24 +108,14 @@ def _compare(what: str, own: dict[str, Any]) -> None:
     try:
         board.wait("complete", _PATIENCE_SECS, what=f"come to the check of the {what}")
     except TimeoutError as error:
-        raise ValueError(
-            "process 0 did not come as far as this process; look at its messages"
-        ) from error
+        raise ValueError(f"process 0 did not come to the check of the {what}") from error
     for name, value in own.items():
         theirs = board.read(name)
         if theirs != value:
             raise ValueError(
-                f"process {jax.process_index()} has {name} = {value!r} and process 0 has "
-                f"{theirs!r}; start all processes of a run with the same program, configuration "
-                "and data"
+                f"process {jax.process_index()} has {name} = {value!r} and process 0 has {theirs!r}"
+                "; all need one program, configuration and copy of the data"
             )
-
-
-def _short(value: Any) -> Any:
-    text = json.dumps(value, sort_keys=True)
-    if len(text) > _MOST_CHARACTERS:
-        return f"of SHA-256 {hashlib.sha256(text.encode()).hexdigest()}"
-    return json.loads(text)
 
 
 class Gathering:
@@ -223,10 +209,7 @@ class Gathering:
         others = set(self._meeting.process_of[is_other].tolist())
         raise DisagreementError(
             f"process {', '.join(map(str, sorted(others)))} planned another round than process 0 "
-            f"(other {' and '.join(parts)}). Start all of them from one installation, with one "
-            "configuration and one copy of the data. Where it is so and only quotas differ, their "
-            "processors round differently: start the run again, which goes on from its last "
-            "checkpoint, or set quota.policy='static'"
+            f"(other {' and '.join(parts)}): their programs, data or processors differ"
         )
 
 

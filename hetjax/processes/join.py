@@ -12,11 +12,10 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from hetjax import compiled
+from hetjax import compiled, messages
 from hetjax.processes import arrivals, gpus, membership, notices, waits, watch
 from hetjax.processes import board as board_lib
 
-_START_SECS = 300
 _LOOK_SECS = 1.0
 _is_alone = False  # this process is to train alone, as `membership` said
 _hosts: dict[int, arrivals.Host] = {}  # of each process, when all have told theirs
@@ -47,7 +46,9 @@ def join(member: membership.Member | None) -> None:
     if "HETJAX_ATTEMPT" in os.environ:
         compiled.write_from_all_processes()
     jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM from us
-    start_secs = _read_start_secs()
+    text = os.environ.get("HETJAX_START_SECS", "300")
+    if not text.isdecimal() or not (start_secs := int(text)):
+        raise ValueError(f"HETJAX_START_SECS is {text!r}; it must be whole seconds, 1 or more")
     options: dict[str, Any] = {
         "initialization_timeout": start_secs + 60,
         "cluster_detection_method": member.finder or "deactivate",
@@ -70,8 +71,6 @@ def join(member: membership.Member | None) -> None:
     watch.begin()
     _tell_hosts()
     _take_gpu(member)
-    if unreachable := arrivals.unreachable(_hosts):
-        notices.say(unreachable)
 
 
 def _take_gpu(member: membership.Member) -> None:
@@ -88,17 +87,11 @@ def _tell_hosts() -> None:
     """Tells all processes on which machine each of them is, and which GPUs it sees there."""
     if _hosts:
         return
-    own, board = board_lib.runtime(), board_lib.Board("hosts")
-    board.post(f"{own.process_id}", arrivals.own_host())
-    told: dict[str, Any] = {}
-    with waits.Wait(
-        "say on which machine it is",
-        lambda: set(range(own.num_processes)) - set(map(int, told)),
-    ) as wait:
-        while len(told := board.read_all()) < own.num_processes:
-            wait.check()
-            time.sleep(_LOOK_SECS / 20)
-    _hosts.update({int(key): arrivals.Host(*told[key]) for key in sorted(told)})
+    own, here = board_lib.runtime(), arrivals.own_host()
+    asked = range(own.num_processes), float("inf")  # they may load their data first
+    what = "say on which machine it is"
+    told = board_lib.Board("hosts").gather(own.process_id, here, *asked, what=what)
+    _hosts.update({process: arrivals.Host(*host) for process, host in told.items()})
 
 
 def machines() -> list[list[int]]:
@@ -136,17 +129,16 @@ def _patience(member: membership.Member, start_secs: int) -> Iterator[None]:
             if coordinator and not arrived.has_met:
                 before, trouble = trouble, arrived.meet(coordinator)
                 if trouble and not before:
-                    notices.say(f"{who} {trouble}")
+                    messages.say(f"{who} {trouble}")
             arrived.turn()
             if secs >= start_secs:
-                reason = f"not all processes were there after {start_secs} s (HETJAX_START_SECS)"
-                reason += f"; this one {trouble}" if trouble else ""
+                reason = trouble or f"not all were there after {start_secs} s (HETJAX_START_SECS)"
                 print(_not_joined(member, reason), file=sys.stderr, flush=True)
                 os._exit(2)
             if secs >= notices.PERIOD_SECS * (times + 1):
                 times = int(secs / notices.PERIOD_SECS)
                 whom = _waited_for(member, coordinator, arrived.missing())
-                notices.say(f"{who} has waited {secs:.0f} s for {whom}")
+                messages.say(f"{who} has waited {secs:.0f} s for {whom}")
         arrived.close()
 
     threading.Thread(target=wait, name="hetjax-join", daemon=True).start()
@@ -161,37 +153,17 @@ def _waited_for(
 ) -> str:
     if missing:
         return f"{notices.named(missing)} to join"
-    if member.process_id and not _listens(coordinator):
-        return f"process 0 to listen at {coordinator or 'an address that JAX looks for'}"
-    more = "; process 0 is there" if member.process_id else ""
-    return f"the other {member.num_processes - 1} processes to join{more}"
-
-
-def _listens(coordinator: str | None) -> bool:
-    if coordinator is None:
-        return False
-    with contextlib.suppress(OSError):
-        socket.create_connection(arrivals.address_of(coordinator), timeout=1.0).close()
-        return True
-    return False
-
-
-def _read_start_secs() -> int:
-    text = os.environ.get("HETJAX_START_SECS", str(_START_SECS))
-    if not text.isdecimal() or int(text) < 1:
-        raise ValueError(
-            f"HETJAX_START_SECS is {text!r}; it must be whole seconds, 1 or more, that the "
-            "processes of a run wait for each other"
-        )
-    return int(text)
+    others = f"the other {member.num_processes - 1} processes to join"
+    if member.process_id and missing is None:  # process 0 has not answered, or UDP is kept out
+        return f"process 0 at {coordinator or 'an address that JAX looks for'}, or {others}"
+    return others
 
 
 def _not_joined(member: membership.Member, reason: str) -> str:
     address = member.coordinator or board_lib.runtime().coordinator_address or "no address"
     return (
         f"process {member.process_id} of {member.num_processes} cannot join its run at "
-        f"{address}: {reason}. Are all processes started, with the same --coordinator=HOST:PORT, "
-        "and can process 0 be reached there?"
+        f"{address}: {reason}. Are all started, with one --coordinator=HOST:PORT?"
     )
 
 
@@ -251,49 +223,29 @@ def check_joined() -> None:
         watch.begin()
         _tell_hosts()
         with waits.Wait("start its devices"):
-            _start_devices()
+            jax.local_devices()
+        if (said := arrivals.unreachable(_hosts)) and jax.default_backend() == "cpu":
+            raise ValueError(said)
         return
     number = os.environ.get("HETJAX_NUM_PROCESSES", "1")
     if number != "1":
         raise ValueError(
             f"this process was started as one of {number}, and has not joined the others: call "
-            "hetjax.join_processes() at the beginning of the program, before JAX is used"
+            "hetjax.join_processes() before JAX is used"
         )
-    if not _is_alone:
-        _is_alone = True  # so it is said once
-        _say_alone()
-
-
-def _say_alone() -> None:
+    if _is_alone:
+        return
+    _is_alone = True  # so it is said once
     try:
         member = membership.find()
         seen = member and f"is process {member.process_id} of {member.num_processes}"
     except ValueError as error:
         seen = f"is one of several ({error})"
     if seen:
-        notices.say(
-            f"this process trains alone, and by its environment it {seen}. To train with the "
-            "others it calls hetjax.join_processes() at the beginning of the program, before JAX "
-            "is used; hetjax.join_processes(0, 1) says that it is meant to be alone"
+        messages.say(
+            f"this process trains alone, and by its environment it {seen}: call "
+            "hetjax.join_processes() before JAX is used, or with (0, 1) if that is meant"
         )
-
-
-def _start_devices() -> None:
-    import jax
-
-    try:
-        jax.local_devices()
-    except RuntimeError as error:
-        host = arrivals.own_host()
-        if "gloo" in str(error) and not host.address:
-            raise ValueError(
-                f"this machine's own name, {host.name}, cannot be resolved, and on CPUs the "
-                "processes of a run meet at its address. Write both into /etc/hosts, or give the "
-                "machine a name that is known"
-            ) from error
-        raise
-    if (said := arrivals.unreachable(_hosts)) and jax.default_backend() == "cpu":
-        raise ValueError(said)
 
 
 def find_port(host: str, port: int = 0) -> int:
@@ -302,13 +254,8 @@ def find_port(host: str, port: int = 0) -> int:
     Raises:
         OSError: nobody can listen there.
     """
-    family, kind, protocol, _, address = socket.getaddrinfo(
-        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-    )[0]
-    with socket.socket(family, kind, protocol) as listener:
-        if port:  # connections of an earlier run that are still closing do not matter
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.create_server((host, port), family=family) as listener:
         return listener.getsockname()[1]
 
 
@@ -318,8 +265,8 @@ def _check_port(host: str, port: int) -> None:
         find_port(host, port)
     except OSError as error:
         raise ValueError(
-            f"process 0 cannot listen at {host}:{port}: {error.strerror}. Is another run still "
-            "going on there? Give all processes a --coordinator=HOST:PORT with a port that is free"
+            f"process 0 cannot listen at {host}:{port}: {error.strerror}; give all processes a "
+            "--coordinator=HOST:PORT that is free"
         ) from error
 
 
@@ -337,14 +284,14 @@ def own_workers(num_workers: int, local: str, member: membership.Member | None) 
     if local == "virtual":
         if member is not None:
             raise ValueError(
-                f"local: got 'virtual', which plays all workers in one process, and this run has "
-                f"{member.num_processes}. Start one process, or set local='stepped'"
+                f"local: 'virtual' plays all workers in one process; this run has "
+                f"{member.num_processes}"
             )
         return 1
     num_processes = 1 if member is None else member.num_processes
     if num_workers % num_processes:
         raise ValueError(
-            f"cluster.num_workers={num_workers} with {num_processes} processes: each has the same "
-            f"number of workers. Set --config.cluster.num_workers={num_processes}, or a multiple"
+            f"cluster.num_workers={num_workers} must be a multiple of {num_processes}, the "
+            "processes of this run"
         )
     return num_workers // num_processes

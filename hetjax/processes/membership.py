@@ -13,14 +13,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 _OF_SLURM = ("SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_NTASKS", "SLURM_LOCALID")  # for JAX
-_WHERE = (
-    "where HOST is the machine of process 0 and PORT is free there. One that is to train alone "
-    "says --process_id=0 --num_processes=1, or hetjax.join_processes(0, 1)"
-)
-_MEND = (
-    "Give all processes --process_id=I --num_processes=N --coordinator=HOST:PORT, or in a script "
-    "hetjax.join_processes(I, N, 'HOST:PORT'), "
-)
+_ALONE = "one that is to train alone says --process_id=0 --num_processes=1"
 
 
 class Member(NamedTuple):
@@ -70,8 +63,7 @@ def find(
         coordinator = coordinator or environment.get(name)
     if (process_id is None) != (num_processes is None):
         raise ValueError(
-            f"--process_id is {process_id} and --num_processes {num_processes}; give both, and "
-            "--coordinator=HOST:PORT, or none of them"
+            f"--process_id is {process_id} and --num_processes {num_processes}; give both or none"
         )
     finder = None
     if process_id is None or num_processes is None:
@@ -79,15 +71,9 @@ def find(
             return None
         process_id, num_processes, coordinator, finder = found
     elif coordinator is None and num_processes > 1:
-        raise ValueError(
-            "--coordinator is missing: HOST:PORT where process 0 listens, the same for all "
-            "processes, such as --coordinator=10.0.0.1:7000"
-        )
+        raise ValueError("--coordinator is missing: HOST:PORT where process 0 listens")
     if not 0 <= process_id < num_processes:
-        raise ValueError(
-            f"--process_id is {process_id}; it must be from 0 to {num_processes - 1} with "
-            f"--num_processes={num_processes}"
-        )
+        raise ValueError(f"--process_id is {process_id}; it must be from 0 to {num_processes - 1}")
     if coordinator is not None:
         host, _, port = coordinator.rpartition(":")
         if not host or not port.isdecimal() or not 0 < int(port) < 65536:
@@ -108,17 +94,18 @@ def _from_environment(environment: Mapping[str, str], coordinator: str | None) -
             return None
         said = f"{claim.name} says that this is process {claim.process_id}"
         if claim.num_processes is None:
-            raise ValueError(f"{said}, and nothing says of how many. {_MEND}{_WHERE}")
-        if coordinator is not None:
-            return Member(claim.process_id, claim.num_processes, coordinator)
-        if claim.coordinator is None and claim.finder is None:
             raise ValueError(
-                f"{said} of {claim.num_processes}, and nothing says where process 0 listens. "
-                "Give all processes --coordinator=HOST:PORT, in a script "
-                "hetjax.join_processes(coordinator='HOST:PORT'), or set "
-                f"JAX_COORDINATOR_ADDRESS=HOST:PORT for them, {_WHERE}"
+                f"{said}, and nothing says of how many: give all --num_processes and "
+                f"--coordinator; {_ALONE}"
             )
-        return Member(claim.process_id, claim.num_processes, claim.coordinator, claim.finder)
+        if not (coordinator or claim.coordinator or claim.finder):
+            raise ValueError(
+                f"{said} of {claim.num_processes}, and nothing says where process 0 listens: give "
+                f"all --coordinator=HOST:PORT; {_ALONE}"
+            )
+        finder = None if coordinator else claim.finder
+        where = coordinator or claim.coordinator
+        return Member(claim.process_id, claim.num_processes, where, finder)
     return None
 
 
@@ -155,13 +142,8 @@ def _claims(environment: Mapping[str, str]) -> Iterator[_Claim]:
     if "JOB_COMPLETION_INDEX" in environment and not is_pod:
         index, size = _number(environment, "JOB_COMPLETION_INDEX"), by_jax[1] or by_torch[1]
         yield _Claim("Kubernetes' JOB_COMPLETION_INDEX", index, size, _master(environment))
-    yield from _of_ray()
-
-
-def _of_ray() -> Iterator[_Claim]:
-    """A worker of Ray Train; its environment does not say it."""
-    ray_train: Any = sys.modules.get("ray.train")
-    with contextlib.suppress(Exception):  # this process is none
+    ray_train: Any = sys.modules.get("ray.train")  # its environment says nothing
+    with contextlib.suppress(Exception):  # this process is no worker of it
         its = ray_train.get_context()
         yield _Claim("Ray Train", its.get_world_rank(), its.get_world_size())
 

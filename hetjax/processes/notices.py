@@ -9,12 +9,12 @@ where the board does not answer, it is process 0 that is silent.
 import contextlib
 import os
 import socket
-import sys
 import threading
 import time
 from collections.abc import Mapping, Set
 from typing import Any, NamedTuple
 
+from hetjax import messages
 from hetjax.processes import beacons as beacons_lib
 from hetjax.processes import board as board_lib
 from hetjax.processes import waits
@@ -44,7 +44,6 @@ class Position(NamedTuple):
     round: int | None = None
     secs: float = 0.0  # how long it has been in this phase
     waits: str = ""  # for whom it waits, and for what
-    more: str = ""
 
     def told(self, secs: float, *, is_silent: bool) -> str:
         """The position in words.
@@ -65,7 +64,7 @@ class Position(NamedTuple):
             does = f"no sign of life for {secs:.0f} s, last seen {does}"
         elif self.phase or self.waits:
             does += f" for {self.secs + secs:.0f} s"
-        return f"{self.where}: {does}{self.more}"
+        return f"{self.where}: {does}"
 
 
 class Notices:
@@ -98,19 +97,18 @@ class Notices:
         """Speaks from now on, in a thread of its own, since the board may not answer."""
         threading.Thread(target=self._speak, name="hetjax-notices", daemon=True).start()
 
-    def tell(self, beacons: beacons_lib.Beacons, more: str = "") -> None:
+    def tell(self, beacons: beacons_lib.Beacons) -> None:
         """Tells the others what this process does.
 
         Args:
             beacons: of this process.
-            more: words to add.
         """
         now = time.monotonic()
         if now - self._told < self._tell_secs:
             return
         self._told = now
         entry, wait = beacons.now(), waits.longest()
-        own = Position(self._own.where, self._own.beat + 1, more=more)
+        own = Position(self._own.where, self._own.beat + 1)
         if entry is not None:
             own = own._replace(
                 phase=entry.phase, round=entry.round_index, secs=round(now - entry.since, 1)
@@ -157,12 +155,12 @@ class Notices:
         elif secs >= PERIOD_SECS * (times + 1):
             self._said = (subject, int(secs / PERIOD_SECS))
             if wait is not None:
-                say(
+                messages.say(
                     f"process {self._process} has waited {secs:.0f} s for "
                     f"{self._described(missing)} to {wait.what}"
                 )
             if unnamed := silent - (missing or set()):
-                say(f"process {self._process} hears nothing of {self._described(unnamed)}")
+                messages.say(f"process {self._process} hears nothing of {self._described(unnamed)}")
 
     def _speak(self) -> None:
         while True:
@@ -219,14 +217,3 @@ def named(processes: Set[int] | None) -> str:
     first = sorted(processes)[:_MOST_NAMED]
     more = f" and {len(processes) - len(first)} more" if len(processes) > len(first) else ""
     return f"process{'es' if len(processes) > 1 else ''} {', '.join(map(str, first))}{more}"
-
-
-def say(text: str) -> None:
-    """A line of its own, also beside a progress bar."""
-    line = f"hetjax: {text}"
-    bar = getattr(sys.modules.get("tqdm"), "tqdm", None)
-    if bar is None:
-        print(line, file=sys.stderr, flush=True)
-    else:
-        bar.write(line, file=sys.stderr)
-        sys.stderr.flush()

@@ -10,51 +10,24 @@ Where the processes are on several machines, each machine has such a file, and i
 adds the totals of the machines up over the network.
 """
 
-import functools
-import json
 import mmap
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
-from jax.sharding import PartitionSpec as P
 
-from hetjax import debugging, memory, types
+from hetjax import memory, types
 from hetjax import mesh as mesh_lib
-from hetjax.processes import exchange, gpus, waits
+from hetjax.processes import exchange, meeting
 
 _MOST_BYTES = 1 << 30  # of the file: larger sums are left to the sockets
 _BLOCK = 1 << 15  # numbers that are added up at a time, in the cache
 _ALIGNED = 64  # bytes; JAX copies what is not aligned so
 
 
-class Sums:
-    """Leaves the sums to the collectives of the sync phase."""
-
-    meet_before = False
-    """Whether the sums are complete when the sync phase begins, which then waits for nobody."""
-
-    totals: Callable | None = None
-    """`(contributed, metrics) -> (sums, weight)`, traceable: what the sync phase makes of the
-    result of `total`. None: the sync phase sums by itself."""
-
-    def post(self, contributed: types.Contribution) -> None:
-        """Puts up what this process's workers contributed: their rows of leaves `[W, ...]`."""
-
-    def total(self, contributed: types.Contribution, host_secs: np.ndarray) -> types.Contribution:
-        """What the sync phase takes of the contributions; call it when all have posted.
-
-        Args:
-            contributed: what was posted.
-            host_secs: f64[W], what each worker's process needed between its last two local phases.
-        """
-        del host_secs
-        return contributed
-
-
-class SharedSums(Sums):
+class SharedSums(meeting.Sums):
     """The sums by way of the file, as one process has it; see above.
 
     Args:
@@ -135,45 +108,10 @@ class SharedSums(Sums):
         return jax.tree.unflatten(jax.tree.structure(self._like), leaves), metrics.weight_sum
 
 
-class Across:
-    """Adds up one vector of each machine, over the network.
-
-    Args:
-        mesh: the worker mesh.
-        processes: one of each machine; they alone call it.
-    """
-
-    def __init__(self, mesh: Mesh, processes: Sequence[int]) -> None:
-        of_process = {device.process_index: device for device in mesh.devices[::-1]}
-        self._mesh = mesh_lib.mesh_of([of_process[process] for process in processes])
-        rows = P(mesh_lib.WORKER_AXIS)
-        add = functools.partial(jax.lax.psum, axis_name=mesh_lib.WORKER_AXIS)
-        self._sum = debugging.compiled(
-            jax.jit(jax.shard_map(add, mesh=self._mesh, in_specs=rows, out_specs=rows))
-        )
-
-    def __call__(self, total: np.ndarray) -> None:
-        """Makes this machine's total that of all machines, in place."""
-        (own,) = mesh_lib.own_workers(self._mesh)
-        part = jax.device_put(total[None], self._mesh.devices[own])
-        with waits.Wait("add up the sums of all machines"):
-            found = self._sum(mesh_lib.join_rows([part], self._mesh))
-            np.copyto(total, np.asarray(found.addressable_data(0))[0])
-
-
 def _of_machine(mesh: Mesh, sockets: exchange.Exchange) -> list[int]:
     """The workers of this machine, in order."""
     processes = set(sockets.processes)
     return [w for w, device in enumerate(mesh.devices) if device.process_index in processes]
-
-
-def share_gpus(mesh: Mesh, sockets: exchange.Exchange) -> bool:
-    """Whether processes of this machine share a GPU; the same answer in all of them."""
-    devices = [mesh.devices[worker] for worker in mesh_lib.own_workers(mesh)]
-    if devices[0].platform != "gpu":
-        return False
-    own = gpus.used([device.local_hardware_id for device in devices])
-    return gpus.shared([gpus.Used(*json.loads(told)) for told in sockets(json.dumps(own).encode())])
 
 
 def add_up(rows: np.ndarray, total: np.ndarray) -> None:
@@ -207,38 +145,21 @@ def new_file(num_bytes: int) -> int | None:
     return file
 
 
-def make(
-    mesh: Mesh,
-    like: types.PyTree,
-    sockets: exchange.Exchange,
-    *,
-    all_have: Callable[[bool], bool] = bool,
-    across: Callable[[np.ndarray], None] | None = None,
-) -> Sums:
-    """Shared sums in memory that the first process of a machine hands out to the others.
-
-    If there is no room for it, the sums are left to the collectives. All processes come to the same
-    answer.
+def file_of_machine(mesh: Mesh, like: types.PyTree, sockets: exchange.Exchange) -> int | None:
+    """A file in memory for the sums, which the first process of a machine hands out to the others.
 
     Args:
         mesh: the worker mesh.
         like: a pytree of the shapes and types of what a worker contributes.
         sockets: between the processes of this machine.
-        all_have: `has -> bool`, whether all machines have the memory.
-        across: makes a machine's total that of all machines, where there are several.
+
+    Returns:
+        The file, open in this process; None in all processes where the sums do not fit into one,
+        and are left to the collectives.
 
     Raises:
         LostProcessError: a process has ended.
     """
-    file = _file_of_machine(mesh, like, sockets)
-    if all_have(file is not None) and file is not None:
-        return SharedSums(file, mesh, like, sockets, across)
-    if file is not None:
-        os.close(file)
-    return Sums()
-
-
-def _file_of_machine(mesh: Mesh, like: types.PyTree, sockets: exchange.Exchange) -> int | None:
     dtypes = {leaf.dtype for leaf in jax.tree.leaves(like)}
     num_bytes = _num_bytes(like, len(_of_machine(mesh, sockets)))
     if (

@@ -58,7 +58,7 @@ class Solutions:
     def _solved(self, problem: str, solve: Callable[[], Numbers]) -> Numbers:
         if not self._leads:
             assert self._board is not None
-            told: dict[str, Any] = self._board.wait_long(
+            told: dict[str, Any] = self._board.wait(
                 problem, _PATIENCE_SECS, what="find the numbers that it solves for all"
             )
             if "error" in told:
@@ -69,8 +69,8 @@ class Solutions:
             numbers = kept[problem] if problem in kept else solve()
         except Exception as error:
             if self._board is not None:  # otherwise the others would wait for it
-                self._board.post_long(problem, {"error": f"{type(error).__name__}: {error}"})
+                self._board.post(problem, {"error": f"{type(error).__name__}: {error}"})
             raise
         if self._board is not None:
-            self._board.post_long(problem, {"numbers": numbers})
+            self._board.post(problem, {"numbers": numbers})
         return numbers

@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import Any
 
+from hetjax import messages
 from hetjax.processes import beacons as beacons_lib
 from hetjax.processes import board as board_lib
 from hetjax.processes import endings, notices, waits
@@ -39,7 +40,6 @@ _OWN_WORK = ("evaluating", "reporting", "checkpointing")
 _EXIT_SECS = 300.0  # how long a process waits at its exit for the others, as JAX does
 _LAST_SECS = 2.0  # how long process 0, which holds the board, waits for others after a fault
 _GONE_SECS = 0.5  # between a process's last word and its end
-_MOST_BYTES = 3500  # of an ending on the board
 
 _this: "Watch | None" = None
 _asked: "queue.SimpleQueue[tuple[float, Callable[[], None]]]" = queue.SimpleQueue()
@@ -123,7 +123,6 @@ class Watch:
         self._has_lost = False  # another process is gone, and nobody said why
         self._left_by: BaseException | None = None  # what it has left a round by
         self._reason: endings.Ending | None = None  # the same in words
-        self._thread_error = ""
         self._left: dict[int, endings.Ending] = {}  # who has left a round, or come to its exit
         self._last_left = 0.0  # monotonic, when the last of them was seen
         self._is_unwinding = False  # by an exception
@@ -136,7 +135,6 @@ class Watch:
     def begin(self) -> None:
         """Hooks itself into this process."""
         self._hook, sys.excepthook = sys.excepthook, self._uncaught
-        self._thread_hook, threading.excepthook = threading.excepthook, self._thread_ended
         atexit.register(self._at_exit)  # registered after JAX's own, so called before it
         self._thread.start()
         threading.Thread(target=_carry_out, name="hetjax-watch-later", daemon=True).start()
@@ -178,7 +176,7 @@ class Watch:
             self._hook(kind, error, trace)
         elif self._end_of_others() is None:  # else it was said in words who has ended, and how
             first_line = (str(error).splitlines() or [kind.__name__])[0]
-            notices.say(f"process {self._process} has lost the others: {first_line}")
+            messages.say(f"process {self._process} has lost the others: {first_line}")
         self._fail(error)
 
     def _fail(self, error: BaseException) -> None:
@@ -204,19 +202,11 @@ class Watch:
     def _publish(self, ending: endings.Ending) -> None:
         if self._directory is not None:
             endings.write(self._directory, self._process, ending)
-        self._post(f"told/{self._process}", endings.shortened(ending, _MOST_BYTES))
+        self._post(f"told/{self._process}", ending)
 
     def _post(self, key: str, value: Any) -> None:
         with contextlib.suppress(Exception):  # process 0, which holds the board, is gone
             self._board.post(key, value)
-
-    def _thread_ended(self, args: threading.ExceptHookArgs) -> None:
-        """`threading.excepthook`: the process goes on; what waits for this thread may not."""
-        self._thread_hook(args)
-        if args.exc_value is not None and args.exc_type is not SystemExit:
-            name = "?" if args.thread is None else args.thread.name
-            words = endings.of_error(self._process, args.exc_value).words
-            self._thread_error = f", and its thread {name!r} {words}"[:300]
 
     def _at_exit(self) -> None:
         """Called before JAX's own exit, which may wait for the others only if they will come."""
@@ -252,7 +242,7 @@ class Watch:
 
     def _say_left(self) -> None:
         left = self._reason or endings.Ending(self._process, "has come to its exit")
-        self._post(f"left/{self._process}", endings.shortened(left, _MOST_BYTES))
+        self._post(f"left/{self._process}", left)
 
     def _others_left_behind(self) -> set[int]:
         return set(range(self._num_processes)) - {self._process} - self._left.keys()
@@ -278,7 +268,7 @@ class Watch:
     def _look(self) -> None:
         """Looks once at all that was told."""
         self._notices.asks()
-        self._notices.tell(self._beacons, self._thread_error)
+        self._notices.tell(self._beacons)
         try:
             told = self._board.read_all()
         except Exception:  # process 0 is gone
@@ -319,11 +309,11 @@ class Watch:
                 return
             self._end = ending
         who = "this process" if ending.process == self._process else f"process {ending.process}"
-        notices.say(
+        messages.say(
             f"{who} {ending.words}; so process {self._process} of {self._num_processes} ends, too"
         )
         if ending.trace and self._process == 0 and self._directory is None:
-            notices.say(f"the traceback of process {ending.process}:\n{ending.trace.rstrip()}")
+            messages.say(f"the traceback of process {ending.process}:\n{ending.trace.rstrip()}")
         waits.end_all(f"process {ending.process} {ending.words}")
         self._over.set()
         _after(_GRACE_SECS, self._end_if_stuck)
@@ -383,10 +373,6 @@ def _endings_of(told: Mapping[str, Any], kind: str) -> dict[int, endings.Ending]
 
 def is_loss(error: BaseException | None) -> bool:
     """Whether the loss of another process led to an error."""
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        if endings.is_loss_of_others(error):
-            return True
-        seen.add(id(error))
-        error = error.__cause__ or error.__context__
-    return False
+    if error is None or endings.is_loss_of_others(error):
+        return error is not None
+    return is_loss(error.__cause__ or error.__context__)

@@ -1,10 +1,10 @@
 """Quotas: how much each worker computes in a round, found from its measured speed.
 
-- `policies` says what a policy is and has the simple ones; `asking` checks what a policy answers.
+- `policies` says what a policy is, checks what one answers, and has the simple ones.
 - `adaptive` follows the best of several candidates, under a `guard` that may hold equal split.
 - `fitted` has quotas by fitted costs, `sampled` those that were best in the last rounds.
-- `costs` says what a round costs; `estimate` fits that, `changes` says when a worker has changed.
-- `solver` finds the exact quotas for known costs; `shares` divides in proportions.
+- `estimate` fits what a round costs each worker, and says when a worker has changed.
+- `solver` finds the exact quotas for known costs, and divides in given proportions.
 
 The seconds of a round go in; microbatches of the next come out. Imports `parts`; NumPy alone, never
 JAX.
@@ -13,18 +13,15 @@ JAX.
 from collections.abc import Callable
 
 from hetjax.quota.adaptive import AdaptiveState, adaptive
-from hetjax.quota.costs import WorkerCosts
 from hetjax.quota.guard import GuardState, guarded
-from hetjax.quota.policies import (
-    QuotaPolicy,
-    RoundTimes,
-    dead_band,
-    equal,
-    proportional,
-    static,
+from hetjax.quota.policies import QuotaPolicy, RoundTimes, dead_band, equal, proportional, static
+from hetjax.quota.solver import (
+    WorkerCosts,
+    continuous_bound_secs,
+    largest_remainder,
+    optimal_round_secs,
+    solve_quotas,
 )
-from hetjax.quota.shares import largest_remainder
-from hetjax.quota.solver import continuous_bound_secs, optimal_round_secs, solve_quotas
 
 POLICIES: dict[str, Callable[..., QuotaPolicy]] = {
     "equal": equal,

@@ -14,7 +14,7 @@ from typing import Annotated, NamedTuple
 import numpy as np
 
 from hetjax import parts
-from hetjax.quota import changes, estimate, fitted, policies, sampled, shares, solver
+from hetjax.quota import estimate, fitted, policies, sampled, solver
 from hetjax.quota import guard as guard_lib
 
 _FITTED, _RECENT, _SAMPLED, _EQUAL = range(4)
@@ -39,6 +39,12 @@ _LATE, _LATE_NOISE = 4.0, 6.0  # times slower than usual, and standard deviation
 _HEAVY = 12.0  # rounds that a late one takes; from then on it is a debt
 _COLD = 4.0  # a worker's first rounds may be so many times slower than the next
 _CHEAP = 2.0  # rounds that a look at a worker takes at most that is seen again and again
+
+# What of a worker that has joined is as if it was never seen.
+_OF_A_WORKER = (
+    *("recent", "recent_overhead_secs", "recent_secs"),
+    *("idle_rounds", "late", "debt", "left_out", "worked", "probes"),
+)
 
 
 class AdaptiveState(NamedTuple):
@@ -78,8 +84,7 @@ def adaptive(
         float, parts.number(at_least=0.0, says="by how much noise counts as slowness; 0: not")
     ] = 1.0,
     probe_microbatches: Annotated[
-        int,
-        parts.integer(at_least=1, unit="microbatches", says="in a worker's first round"),
+        int, parts.integer(at_least=1, unit="microbatches", says="in a worker's first round")
     ] = 2,
     drift: Annotated[
         float,
@@ -143,21 +148,20 @@ def adaptive(
       choice. Here the best of the discounted past is followed, with a margin.
     """
     model = fitted.fitted(
-        fitted.Options(
+        fitted.Settings(
             settle_rounds, min_gain, confidence, noise_weight, probe_microbatches, drift, alarm
         )
     )
     policy = policies.QuotaPolicy(
         functools.partial(_init, model),
         functools.partial(_assign, model),
-        functools.partial(_observe, model, settle_rounds=settle_rounds),
+        functools.partial(_observe, model, settle_rounds),
     )
     return guard_lib.guarded(policy) if guard else policy
 
 
 def _init(model: policies.QuotaPolicy, num_workers: int, budget: int) -> AdaptiveState:
     """The state of workers that nothing is known of."""
-    policies.check_sizes(num_workers, budget)
     zeros = np.zeros(num_workers, np.int64)
     unknown = np.full(num_workers, np.nan)
     return AdaptiveState(
@@ -188,32 +192,42 @@ def _assign(
     """The quotas of the candidate that is followed, changed by probes and by care."""
     caps = np.asarray(caps, np.int64)
     quotas, own = model.assign(state.fitted, total, caps)
-    state = _admit(state, caps)._replace(fitted=own, compares=False)
-    if own.unknown.any():  # the model gives them their first microbatches
-        return quotas, state
-    wanted = state.wanted[state.chosen]
+    if ((state.caps > 0) != (caps > 0)).any():  # the candidates begin anew
+        fresh, stay = _init(model, caps.size, state.budget), (state.caps > 0) | (caps == 0)
+        state = estimate.with_fields_of(state, fresh, stay, _OF_A_WORKER)
+    state = state._replace(caps=caps, fitted=own, compares=False)
+    if np.isnan(own.secs_per_microbatch[caps > 0]).any():
+        return quotas, state  # the model gives workers never seen their first microbatches
     lowered = (state.wanted > caps).any(axis=0) & (caps > 0)  # for this round alone
-    if total != state.budget or lowered.any():
-        if state.chosen != _FITTED and wanted[caps > 0].any():
-            quotas = shares.largest_remainder(wanted, total, caps=caps)
-        return _with_care(state, quotas, caps), state
-    state = state._replace(wanted=_wanted(state, quotas, caps), compares=True)
-    quotas, state = _with_probe(state, caps)
-    return _with_care(state, quotas, caps), state
+    if total == state.budget and not lowered.any():
+        state = state._replace(wanted=_wanted(state, quotas), compares=True)
+        quotas = state.wanted[state.chosen].copy()
+        idle = (caps > 0) & (quotas == 0)
+        if idle.any():
+            quotas, state = _with_probe(state, quotas, idle)
+    elif state.chosen != _FITTED and (state.wanted[state.chosen] * caps).any():
+        quotas = solver.largest_remainder(state.wanted[state.chosen], total, caps=caps)
+    # Whose last round was late gets one microbatch, who is left out gets none.
+    careful = np.where(state.late, np.minimum(caps, 1), caps)
+    careful = np.where(state.left_out & (state.wanted[state.chosen] > 0), 0, careful)
+    if (quotas > careful).any() and careful.sum() >= quotas.sum():
+        costs = estimate.costs_of(own.overhead_secs, own.secs_per_microbatch)
+        quotas = solver.solve_quotas(costs, int(quotas.sum()), caps=careful, current=quotas)
+    return quotas, state
 
 
 def _observe(
     model: policies.QuotaPolicy,
+    settle_rounds: int,
     state: AdaptiveState,
     times: policies.RoundTimes,
-    *,
-    settle_rounds: int,
 ) -> AdaptiveState:
     """Adds a round: compares what each candidate would have taken, and fits the costs to it."""
     done = np.asarray(times.microbatches_done, np.int64)
     busy = done > 0
     times = times._replace(compute_secs=np.where(busy, np.maximum(times.compute_secs, 1e-12), 0))
-    ratios = state.fitted.ratios
+    slope = state.fitted.secs_per_microbatch
+    ratios = np.where(np.isnan(slope), 0.0, state.fitted.overhead_secs / slope)
     own = model.observe(state.fitted, times)
     levels = np.where(busy, times.compute_secs / np.maximum(done + ratios, 1e-12), np.nan)
     usual = np.nan_to_num(own.secs_per_microbatch * own.pace, nan=1.0)
@@ -225,7 +239,12 @@ def _observe(
     quiet = own.settling - state.fitted.settling  # quiet rounds before a change of this round
     if quiet > 0 and quiet >= min(_QUIET, settle_rounds):
         state = _forgiven(state)
-    recent, overhead, secs = _recent(state, times)
+    first = np.where(done > 1, times.first_secs, times.compute_secs)
+    new = estimate.samples_of(done, first, times.compute_secs)
+    kept = np.where(busy, _RECENT_KEPT, 1.0)
+    pairs = zip(state.recent, new, strict=True)
+    recent = estimate.Samples(*(kept * old + more for old, more in pairs))
+    overhead, secs = estimate.fit(recent, state.recent_overhead_secs, state.recent_secs)
     late, debt, left_out = _lateness(state, own, done, times.compute_secs)
     given = state.wanted[state.chosen] > 0
     return state._replace(
@@ -242,48 +261,21 @@ def _observe(
     )
 
 
-def _admit(state: AdaptiveState, caps: np.ndarray) -> AdaptiveState:
-    """Takes over the caps; if a worker joined or left, the candidates begin anew."""
-    was, present = state.caps > 0, caps > 0
-    state = state._replace(caps=caps)
-    if (was == present).all():
-        return state
-    joined = present & ~was
-    nothing = estimate.no_samples(caps.size)
-    return state._replace(
-        recent=estimate.choose(joined, nothing, state.recent),
-        recent_overhead_secs=np.where(joined, np.nan, state.recent_overhead_secs),
-        recent_secs=np.where(joined, np.nan, state.recent_secs),
-        sampled=sampled.init(caps.size),
-        wanted=np.zeros_like(state.wanted),
-        losses=np.zeros_like(state.losses),
-        squares=np.zeros_like(state.squares),
-        chosen=_FITTED,
-        idle_rounds=np.where(joined, 0, state.idle_rounds),
-        late=state.late & ~joined,
-        debt=np.where(joined, 0.0, state.debt),
-        left_out=state.left_out & ~joined,
-        worked=np.where(joined, 0, state.worked),
-        probes=np.where(joined, 0, state.probes),
-    )
-
-
-def _wanted(state: AdaptiveState, quotas: np.ndarray, caps: np.ndarray) -> np.ndarray:
+def _wanted(state: AdaptiveState, quotas: np.ndarray) -> np.ndarray:
     """The quotas of each candidate for a full round, i64[4, n]; `quotas` are the first one's."""
-    budget = state.budget
+    budget, caps = state.budget, state.caps
     _, recent, _, equal = state.wanted
     watch = state.fitted.watch
     suspicious = (np.maximum(watch.slower, watch.faster) > _SUSPICIOUS).any()
     is_quiet = state.chosen != _RECENT and not state.fitted.settling and not suspicious
-    if not (is_quiet and state.fitted.rounds % _EVERY and shares.are_allowed(recent, budget, caps)):
+    if not (is_quiet and state.fitted.rounds % _EVERY and solver.are_allowed(recent, budget, caps)):
         costs = estimate.costs_of(state.recent_overhead_secs, state.recent_secs)
-        gains = fitted.IDLE_GAINS
-        recent = solver.solve_with_all(costs, budget, caps=caps, current=recent, **gains)
+        recent = solver.solve_with_all(costs, budget, caps=caps, current=recent)
     sample = state.sampled.quotas
-    if not shares.are_allowed(sample, budget, caps):
+    if not solver.are_allowed(sample, budget, caps):
         sample = quotas
-    if not shares.are_allowed(equal, budget, caps):
-        equal = shares.equal_split(budget, caps)
+    if not solver.are_allowed(equal, budget, caps):
+        equal = solver.equal_split(budget, caps)
     return np.stack([quotas, recent, sample, equal])
 
 
@@ -314,45 +306,31 @@ def _forgiven(state: AdaptiveState) -> AdaptiveState:
     return state._replace(losses=losses, squares=squares, chosen=_FITTED)
 
 
-def _recent(
-    state: AdaptiveState, times: policies.RoundTimes
-) -> tuple[estimate.Samples, np.ndarray, np.ndarray]:
-    """The samples of the last rounds, and the costs fitted to them."""
-    done = np.asarray(times.microbatches_done, np.int64)
-    first = np.where(done > 1, times.first_secs, times.compute_secs)
-    kept = np.where(done > 0, _RECENT_KEPT, 1.0)
-    new = estimate.samples_of(done, first, times.compute_secs)
-    samples = estimate.add(estimate.Samples(*(kept * field for field in state.recent)), new)
-    overhead, secs = estimate.fit(samples, state.recent_overhead_secs, state.recent_secs)
-    return samples, overhead, secs
-
-
-def _with_probe(state: AdaptiveState, caps: np.ndarray) -> tuple[np.ndarray, AdaptiveState]:
+def _with_probe(
+    state: AdaptiveState, wanted: np.ndarray, idle: np.ndarray
+) -> tuple[np.ndarray, AdaptiveState]:
     """The chosen quotas, in which workers of quota 0 get one microbatch when it is time."""
-    wanted, model = state.wanted[state.chosen], state.fitted
-    idle = (caps > 0) & (wanted == 0)
-    if not idle.any():
-        return wanted.copy(), state
+    model, seen_little = state.fitted, state.fitted.seen <= fitted.LITTLE
     costs = estimate.costs_of(model.overhead_secs, model.secs_per_microbatch)
     round_secs = costs.round_secs(wanted).max()
-    alone = costs.round_secs(np.ones_like(caps))
+    alone = costs.round_secs(np.ones_like(wanted))
     extra = np.maximum(alone - round_secs, 0.0) / round_secs
     waits = 2.0 ** np.clip(state.probes - _PATIENT_PROBES, 0, _MOST_DOUBLINGS)
     interval = np.maximum(extra * idle.sum() / _PROBE_SHARE, 1.0) * waits
     cusum = np.maximum(model.watch.slower, model.watch.faster)
-    errors = changes.noise(model.watch) / np.sqrt(np.maximum(model.samples.start_count, 1.0))
+    errors = estimate.noise(model.watch) / np.sqrt(np.maximum(model.samples.start_count, 1.0))
     unsure = (errors > _VAGUE) & (alone * (1.0 - _UNSURE * errors) <= round_secs)
-    cold = (model.samples.start_count == 1) | (model.seen_little & (cusum > 0.0))
+    cold = (model.samples.start_count == 1) | (seen_little & (cusum > 0.0))
     again = (cusum > _SUSPICIOUS) | unsure | (cold & (alone <= _COLD * round_secs))
     due = idle & (again | (state.idle_rounds >= interval))
     doublings = 2.0 ** np.minimum(state.probes, _MOST_DOUBLINGS)
-    once = (state.worked >= _HICCUP) | (model.seen_little & (state.probes == 0))
+    once = (state.worked >= _HICCUP) | (seen_little & (state.probes == 0))
     cheap = (alone <= _CHEAP * round_secs) & (state.idle_rounds >= _HICCUP * doublings)
     favoured = idle & ~due & (cheap | (once & (state.idle_rounds >= _HICCUP)))
     due = np.flatnonzero(due | favoured)[: state.budget // 2]
     if not due.size:
-        return wanted.copy(), state
-    others = np.where(idle, 0, caps)
+        return wanted, state
+    others = np.where(idle, 0, state.caps)
     quotas = solver.solve_quotas(costs, state.budget - due.size, caps=others, current=wanted)
     quotas[due] = 1
     return quotas, state._replace(worked=np.where(favoured & (quotas > 0), 0, state.worked))
@@ -368,11 +346,11 @@ def _lateness(
     """
     model = state.fitted
     expected = (model.overhead_secs + model.secs_per_microbatch * done) * own.pace
-    least = np.maximum(_LATE, np.exp(_LATE_NOISE * changes.noise(model.watch)))
+    least = np.maximum(_LATE, np.exp(_LATE_NOISE * estimate.noise(model.watch)))
     used = (done > 0) & (model.watch.rounds >= _KNOWN) & (state.wanted[state.chosen] > 0)
     late = used & (compute_secs > least * np.where(used, expected, np.inf))
     rounds = compute_secs / max(np.where(done > 0, np.nan_to_num(expected), 0.0).max(), 1e-300)
-    heavy = (done > 0) & ~model.seen_little & (rounds > _HEAVY)
+    heavy = (done > 0) & (model.seen > fitted.LITTLE) & (rounds > _HEAVY)
     known = (state.caps > 0) & ~np.isnan(own.secs_per_microbatch)
     speeds = np.where(known, 1.0 / np.where(known, own.secs_per_microbatch, 1.0), 0.0)
     working = np.where(state.left_out, 0.0, speeds)
@@ -380,14 +358,3 @@ def _lateness(
     owed = np.maximum(state.debt - paid, 0.0)
     left_out = (state.left_out | (heavy & ~state.late)) & (owed > 0.0)
     return late, owed + np.where(heavy, rounds - 1.0, 0.0), left_out
-
-
-def _with_care(state: AdaptiveState, quotas: np.ndarray, caps: np.ndarray) -> np.ndarray:
-    """The quotas, but one microbatch for workers whose last round was late, none if left out."""
-    careful = np.where(state.late, np.minimum(caps, 1), caps)
-    careful = np.where(state.left_out & (state.wanted[state.chosen] > 0), 0, careful)
-    if not (quotas > careful).any() or careful.sum() < quotas.sum():
-        return quotas
-    model = state.fitted
-    costs = estimate.costs_of(model.overhead_secs, model.secs_per_microbatch)
-    return solver.solve_quotas(costs, int(quotas.sum()), caps=careful, current=quotas)

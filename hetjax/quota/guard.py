@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hetjax.quota import estimate, policies, shares
+from hetjax.quota import estimate, policies, solver
 
 _WAIT = 10  # rounds in which a policy may settle before its quotas are looked at
 _LONGER = 8  # times as many rounds before the next look, if the quotas were right
@@ -107,7 +107,7 @@ def guarded(policy: policies.QuotaPolicy) -> policies.QuotaPolicy:
         if ((caps > 0) == (state.most > 0)).all():
             most = np.maximum(state.most, caps)
             if (most > state.most).any():
-                equal = shares.equal_split(min(state.budget, int(most.sum())), most)
+                equal = solver.equal_split(min(state.budget, int(most.sum())), most)
                 state = state._replace(most=most, equal=equal)
             state = state._replace(inner=inner)
         else:
@@ -115,7 +115,7 @@ def guarded(policy: policies.QuotaPolicy) -> policies.QuotaPolicy:
         full = total == state.budget == state.equal.sum() and bool((state.equal <= caps).all())
         quotas, kind = wanted, _CHOSEN
         if state.held or (full and state.looking and _equal_is_next(state)):
-            quotas, kind = (state.equal if full else shares.equal_split(total, caps)), _EQUAL
+            quotas, kind = (state.equal if full else solver.equal_split(total, caps)), _EQUAL
             secs = [_round_secs(given, state.clocks) for given in (quotas, wanted)]
             if secs[0] > _MUCH_SLOWER * secs[1]:
                 quotas, kind = wanted, _NOTHING
@@ -129,9 +129,21 @@ def guarded(policy: policies.QuotaPolicy) -> policies.QuotaPolicy:
         state = state._replace(inner=policy.observe(state.inner, times), clocks=clocks)
         if state.kind == _NOTHING or (done != state.quotas).any():
             return state
+        secs = float(np.max(times.compute_secs))
+        if state.kind == _EQUAL:
+            newest = np.array([[secs], [_round_secs(state.wanted, clocks)]])
+            state = state._replace(
+                equal_secs=np.concatenate([state.equal_secs[:, 1:], newest], axis=1)
+            )
         if state.looking:
-            return _looked(state, times)
-        return _held(state, times) if state.held else _followed(state, times)
+            return _looked(state, secs)
+        if state.held:
+            return _held(state)
+        if (state.quotas == state.equal).all():
+            return state
+        if (state.quotas == state.judged).all():
+            return state._replace(rounds=max(state.rounds - 1, 0))
+        return _followed(state._replace(rounds=state.rounds + 1), max(secs, 1e-300))
 
     return policies.QuotaPolicy(init, assign, observe)
 
@@ -143,7 +155,7 @@ def _fresh(inner: Any, budget: int, caps: np.ndarray) -> GuardState:
         inner=inner,
         budget=budget,
         most=caps,
-        equal=shares.equal_split(min(budget, int(caps.sum())), caps),
+        equal=solver.equal_split(min(budget, int(caps.sum())), caps),
         quotas=zeros,
         wanted=zeros,
         kind=_NOTHING,
@@ -177,88 +189,57 @@ def _round_secs(quotas: np.ndarray, clocks: Clocks) -> float:
     return float(np.where(quotas > 0, start + secs * quotas, 0.0).max())
 
 
-def _followed(state: GuardState, times: policies.RoundTimes) -> GuardState:
-    """After a round of the policy's quotas: is a look due?"""
-    if (state.quotas == state.equal).all():
-        return state
-    if (state.quotas == state.judged).all():
-        return state._replace(rounds=max(state.rounds - 1, 0))
-    state = state._replace(rounds=state.rounds + 1)
+def _followed(state: GuardState, secs: float) -> GuardState:
+    """After a round of quotas of the policy's that are not judged: is a look due?"""
     if state.rounds <= state.wait - _WAIT:
         return state
-    longest = max(float(np.max(times.compute_secs)), 1e-300)
-    forecast = _round_secs(state.equal, state.clocks) / longest
+    forecast = _round_secs(state.equal, state.clocks) / secs
     state = state._replace(
         forecasts=np.append(state.forecasts[1:], forecast),
-        recent_secs=np.append(state.recent_secs[1:], longest),
+        recent_secs=np.append(state.recent_secs[1:], secs),
     )
-    if state.rounds < state.wait:
-        return state
     allowed = _SHARE * state.rounds + (_SLOWER - 1.0) * (state.wait == _WAIT)
-    if float(np.median(state.forecasts)) - 1.0 > allowed:
+    if state.rounds < state.wait or float(np.median(state.forecasts)) - 1.0 > allowed:
         return state
-    nothing = np.full((2, _MOST_ROUNDS), np.nan)
-    return state._replace(
-        looking=True, secs=nothing, equal_secs=np.full_like(state.equal_secs, np.nan)
-    )
+    secs_unseen = np.full((2, _MOST_ROUNDS), np.nan)
+    equal_unseen = np.full((2, _WINDOW), np.nan)
+    return state._replace(looking=True, secs=secs_unseen, equal_secs=equal_unseen)
 
 
-def _looked(state: GuardState, times: policies.RoundTimes) -> GuardState:
+def _looked(state: GuardState, secs: float) -> GuardState:
     """After a round of a look: is it decided?"""
-    secs, which = state.secs.copy(), int(state.kind == _EQUAL)
-    secs[which, np.count_nonzero(~np.isnan(secs[which]))] = np.max(times.compute_secs)
-    state = state._replace(secs=secs)
+    rounds, which = state.secs.copy(), int(state.kind == _EQUAL)
+    rounds[which, np.count_nonzero(~np.isnan(rounds[which]))] = secs
+    state = state._replace(secs=rounds)
     if which == 0:
         return state
-    state = _with_equal_round(state, times)
     mean, error, count = _mean_cost(state.equal_secs[1], state.equal_secs[0], _SPREAD)
-    spread = _spread(state)
-    longer, longer_error, _ = _mean_cost(secs[0], secs[1], spread)
-    if longer > _HELD * longer_error or mean > _HELD * error:
-        return _hold(state, by_rounds=mean < 0)
-    shorter = np.nanmean(secs[1]) / np.median(state.recent_secs)
-    doubtful = shorter < 1.0 - spread  # equal rounds are shorter than the policy's last ones
-    if (mean >= -_FOLLOWED * error or doubtful) and count < _MOST_ROUNDS:
+    recent = state.recent_secs  # their spread is that of the difference of two rounds, in rounds
+    spread = max(_SPREAD, float(np.std(recent) / max(np.mean(recent), 1e-300)))
+    longer, longer_error, _ = _mean_cost(rounds[0], rounds[1], spread)
+    against = longer > _HELD * longer_error or mean > _HELD * error
+    # Doubtful where equal rounds are shorter than the policy's last ones.
+    doubtful = np.nanmean(rounds[1]) / np.median(recent) < 1.0 - spread
+    if not against and (mean >= -_FOLLOWED * error or doubtful) and count < _MOST_ROUNDS:
         return state
-    if mean >= 0 or (doubtful and longer > 0):
-        return _hold(state, by_rounds=mean < 0)
-    wait = min(_LONGER * state.wait, _LONGEST_WAIT)
-    return state._replace(looking=False, rounds=0, wait=wait, judged=state.wanted)
+    state = state._replace(looking=False, rounds=0)
+    if against or mean >= 0 or (doubtful and longer > 0):
+        hold = min(2 * state.hold, _LONGEST_HOLD)
+        return state._replace(held=True, by_rounds=mean < 0, wait=state.hold, hold=hold)
+    return state._replace(wait=min(_LONGER * state.wait, _LONGEST_WAIT), judged=state.wanted)
 
 
-def _hold(state: GuardState, *, by_rounds: bool) -> GuardState:
-    hold = min(2 * state.hold, _LONGEST_HOLD)
-    state = state._replace(looking=False, held=True, by_rounds=by_rounds)
-    return state._replace(rounds=0, wait=state.hold, hold=hold)
-
-
-def _held(state: GuardState, times: policies.RoundTimes) -> GuardState:
+def _held(state: GuardState) -> GuardState:
     """After a round of held equal split: do its clocks speak for the policy's quotas?"""
-    state = _with_equal_round(state, times)
     state = state._replace(rounds=state.rounds + 1)
-    last = state.equal_secs[:, -_BURST:]
-    burst, burst_error, count = _mean_cost(last[1], last[0], _SPREAD)
-    if count == _BURST and burst < -_HELD * burst_error and not state.by_rounds:
-        return _released(state)
-    mean, error, count = _mean_cost(state.equal_secs[1], state.equal_secs[0], _SPREAD)
-    if state.rounds >= state.wait and mean < -_FOLLOWED * error:
-        return _released(state)
+    would, own = state.equal_secs[1], state.equal_secs[0]
+    burst, burst_error, count = _mean_cost(would[-_BURST:], own[-_BURST:], _SPREAD)
+    is_clear = count == _BURST and burst < -_HELD * burst_error and not state.by_rounds
+    mean, error, _ = _mean_cost(would, own, _SPREAD)
+    if is_clear or (state.rounds >= state.wait and mean < -_FOLLOWED * error):
+        nothing = np.zeros_like(state.judged)
+        return state._replace(held=False, rounds=0, wait=_WAIT, judged=nothing)
     return state
-
-
-def _released(state: GuardState) -> GuardState:
-    return state._replace(held=False, rounds=0, wait=_WAIT, judged=np.zeros_like(state.judged))
-
-
-def _with_equal_round(state: GuardState, times: policies.RoundTimes) -> GuardState:
-    own, would = float(np.max(times.compute_secs)), _round_secs(state.wanted, state.clocks)
-    newest = np.array([[own], [would]])
-    return state._replace(equal_secs=np.concatenate([state.equal_secs[:, 1:], newest], axis=1))
-
-
-def _spread(state: GuardState) -> float:
-    """The spread of the difference of two rounds, in rounds, from the policy's last ones."""
-    return max(_SPREAD, float(np.std(state.recent_secs) / max(np.mean(state.recent_secs), 1e-300)))
 
 
 def _mean_cost(secs: np.ndarray, others: np.ndarray, spread: float) -> tuple[float, float, int]:
@@ -270,7 +251,6 @@ def _mean_cost(secs: np.ndarray, others: np.ndarray, spread: float) -> tuple[flo
     usual = max(float(np.median(others[known])), 1e-300)
     costs = np.clip((secs[known] - others[known]) / usual, -_OUTLIER, _OUTLIER)
     mean = float(costs.mean())
-    variance = (((costs - mean) ** 2).sum() + _SPREAD_ROUNDS * spread**2) / (
-        max(count - 1, 1) + _SPREAD_ROUNDS
-    )
+    squares = ((costs - mean) ** 2).sum() + _SPREAD_ROUNDS * spread**2
+    variance = squares / (max(count - 1, 1) + _SPREAD_ROUNDS)
     return mean, float(np.sqrt(variance / count)), count

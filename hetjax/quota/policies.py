@@ -2,8 +2,9 @@
 
 A policy is a `QuotaPolicy(init, assign, observe)` of pure functions over a state, as an optax
 optimiser is. The state is a NamedTuple of NumPy arrays and numbers. So a checkpoint can hold it,
-and every process that has the same numbers computes the same quotas. This module has the contract
-and the policies that need no cost model; `adaptive.py` is the one with a cost model.
+and every process that has the same numbers computes the same quotas. This module has the contract,
+what a run asks of any policy, also a user's, with answers that are checked before a worker computes
+by them, and the policies that need no cost model; `adaptive.py` is the one with a cost model.
 """
 
 import functools
@@ -13,7 +14,7 @@ from typing import Annotated, Any, NamedTuple
 import numpy as np
 
 from hetjax import parts
-from hetjax.quota import shares
+from hetjax.quota import solver
 
 
 class _Times(NamedTuple):
@@ -84,6 +85,70 @@ class QuotaPolicy(NamedTuple):
     made_by: parts.Made | None = None
 
 
+def assigned(
+    policy: QuotaPolicy, state: Any, total: int, caps: np.ndarray
+) -> tuple[np.ndarray, Any]:
+    """The quotas of a round, and the policy's state after it has assigned them.
+
+    Args:
+      policy: that assigns them.
+      state: its state.
+      total: microbatches of the round.
+      caps: i64[n]; 0 of an absent worker.
+
+    Returns:
+      `(quotas i64[n], state)`; the quotas are a copy.
+
+    Raises:
+      ValueError: the quotas are no whole numbers from 0 to the caps whose sum is `total`.
+    """
+    answer = policy.assign(state, total, caps.copy())
+    is_pair = isinstance(answer, tuple) and len(answer) == 2
+    quotas = answer[0] if is_pair else None
+    if not isinstance(quotas, np.ndarray):
+        quotas = parts.array_of(quotas)
+    is_right = quotas.shape == caps.shape and quotas.dtype.kind in "iu"
+    if is_right and quotas.sum() == total and (quotas >= 0).all() and (quotas <= caps).all():
+        return quotas.astype(np.int64), answer[1]
+    got = parts.shown(answer[0]) if is_pair else f"{parts.shown(answer)} and no pair"
+    raise ValueError(
+        f"quota: the policy {parts.named(policy)}: assign(state, total={total}, caps="
+        f"{caps.tolist()}) returned {got}; quotas are whole, within the caps, of sum total"
+    )
+
+
+def of_epochs(policy: QuotaPolicy, rounds: int) -> QuotaPolicy:
+    """The policy of a run whose epochs have so many rounds.
+
+    Raises:
+      ValueError: its `of_epochs` made something else.
+    """
+    made = policy if policy.of_epochs is None else policy.of_epochs(rounds)
+    if not isinstance(made, QuotaPolicy):
+        raise ValueError(
+            f"quota: the policy {parts.named(policy)}: of_epochs({rounds}) returned "
+            f"{parts.shown(made)} and no hetjax.quota.QuotaPolicy"
+        )
+    return made
+
+
+def shard_proportions(policy: QuotaPolicy, num_workers: int) -> tuple[float, ...] | None:
+    """The proportions by which private shards are cut; None: equal ones.
+
+    Raises:
+      ValueError: there is not one for each worker, or they are no proportions.
+    """
+    given = policy.proportions
+    found = parts.array_of(given)
+    is_right = found.shape == (num_workers,) and found.dtype.kind in "fiu"
+    if given is None or (is_right and np.isfinite(found).all() and found.min() >= 0 < found.sum()):
+        return given
+    raise ValueError(
+        f"quota: the policy {parts.named(policy)}: its proportions are {parts.shown(given)}, not "
+        f"{num_workers} numbers, 0 or more and not all 0"
+    )
+
+
 @parts.factory
 def equal() -> QuotaPolicy:
     """The same quota for every worker that is present: what plain data parallelism does.
@@ -150,33 +215,26 @@ def _in_proportion(proportions: tuple[float, ...]) -> QuotaPolicy:
 
     def init(num_workers: int, budget: int) -> StaticState:
         check_sizes(num_workers, budget)
-        given = np.asarray(proportions, np.float64)
-        if given.size == 0:
-            given = np.ones(num_workers)
+        given = np.asarray(proportions if len(proportions) else [1.0] * num_workers, float)
         if given.shape != (num_workers,):
             raise ValueError(
-                f"proportions are {given.tolist()}, but there are {num_workers} workers; give "
-                "one proportion for each of them."
+                f"proportions are {given.tolist()}; give one for each of the {num_workers} workers"
             )
-        shares.largest_remainder(given, budget)
+        solver.largest_remainder(given, budget)
         return StaticState(given)
 
     def assign(state: StaticState, total: int, caps: np.ndarray):
         limits = np.asarray(caps, np.int64)
         return _divided(state.proportions.tobytes(), total, limits.tobytes()).copy(), state
 
-    def observe(state: StaticState, times: RoundTimes) -> StaticState:
-        del times
-        return state
-
-    return QuotaPolicy(init, assign, observe)
+    return QuotaPolicy(init, assign, lambda state, times: state)
 
 
 @functools.lru_cache(maxsize=64)
 def _divided(proportions: bytes, total: int, caps: bytes) -> np.ndarray:
     """By largest remainder, f64[n] and i64[n] given: most rounds divide the same as the last."""
     limits = np.frombuffer(caps, np.int64)
-    return shares.largest_remainder(np.frombuffer(proportions), total, caps=limits)
+    return solver.largest_remainder(np.frombuffer(proportions), total, caps=limits)
 
 
 class SpeedState(NamedTuple):
@@ -236,8 +294,7 @@ def proportional(*, period_rounds: PeriodRounds = 0) -> QuotaPolicy:
 def dead_band(
     *,
     band: Annotated[
-        float,
-        parts.number(at_least=0.0, below=1.0, says="least relative change that is acted on"),
+        float, parts.number(at_least=0.0, below=1.0, says="least relative change that is acted on")
     ] = 0.2,
     gain: Annotated[
         float, parts.number(above=0.0, says="part of the difference that is corrected at once")
@@ -326,14 +383,12 @@ def _quotas_for(weights: np.ndarray, total: int, caps: np.ndarray) -> np.ndarray
     filled = np.where(known, weights, weights[known].mean() if known.any() else 1.0)
     if not filled[present].any():
         filled = np.ones_like(filled)
-    return shares.largest_remainder(
-        np.where(present, filled, 0.0) + ~present.any(), total, caps=caps
-    )
+    weights = np.where(present, filled, 0.0) + ~present.any()
+    return solver.largest_remainder(weights, total, caps=caps)
 
 
 def check_sizes(num_workers: int, budget: int) -> None:
     """Refuses a cluster without workers and a round without microbatches."""
-    if num_workers < 1:
-        raise ValueError(f"num_workers is {num_workers}; there must be at least 1 worker.")
-    if budget < 1:
-        raise ValueError(f"budget is {budget}; a round needs at least 1 microbatch.")
+    for name, number in (("num_workers", num_workers), ("budget", budget)):
+        if number < 1:
+            raise ValueError(f"{name} is {number}; it must be 1 or more")

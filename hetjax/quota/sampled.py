@@ -66,14 +66,9 @@ def observe(
         quotas = start
     if num_seen >= _FIRST_LOOK and (num_seen < len(kept) // 4 or num_seen % _EVERY == 0):
         seen = kept[-num_seen:]
-        full = num_seen >= len(kept)
-        quotas = improved(
-            quotas,
-            np.where(np.isnan(seen), usual, seen),
-            ratios,
-            caps,
-            min_gain=_LATE_MIN_GAIN if full else _MIN_GAIN,
-        )
+        levels = np.where(np.isnan(seen), usual, seen)
+        min_gain = _LATE_MIN_GAIN if num_seen >= len(kept) else _MIN_GAIN
+        quotas = improved(quotas, levels, ratios, caps, min_gain=min_gain)
     return SampledState(quotas, kept, state.rounds)
 
 

@@ -1,27 +1,89 @@
-"""Which quotas make the slowest worker's round shortest?
+"""What does a round cost each worker, and which quotas make the slowest worker's round shortest?
 
-The exact integer problem: minimise max_i t_i(k_i) over 0 ≤ k_i ≤ cap_i with Σ k_i = total, for
-the affine costs of `costs.WorkerCosts`. A greedy that gives one microbatch at a time to the worker
-whose t_i(k_i + 1) is least is exact for any non-decreasing t_i. Every worker's microbatches come in
-the order of their times. So the greedy takes the `total` microbatches that are smallest by (time,
-not held, rank). Of many microbatches this module finds the same set without taking the steps.
-`estimate.py` knows the costs, and `adaptive.py` decides whether a move is worth it.
+A cost is affine with a free zero,
+
+    t_i(k) = overhead_i + secs_per_microbatch_i · k   for k > 0,   t_i(0) = 0,
+
+which fits a device with a fixed expense a round (dispatch, transfer, a synchronisation's share).
+
+The exact integer problem: minimise max_i t_i(k_i) over 0 ≤ k_i ≤ cap_i with Σ k_i = total. A greedy
+that gives one microbatch at a time to the worker whose t_i(k_i + 1) is least is exact for any
+non-decreasing t_i. Of many microbatches most end so early that the greedy is sure to take them, so
+only the others are placed one by one. `largest_remainder` divides in proportions that are given.
+`estimate.py` finds the costs, and `fitted.py` decides whether a move is worth it.
 """
 
+import dataclasses
 import heapq
 import numbers
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from hetjax.quota import costs as costs_lib
-
-_BISECTIONS = 64
 _FEW = 128  # microbatches, which are faster placed one by one
+_HOLDING, _RETURNING = 0.05, 0.02  # parts of the round that one microbatch of a worker may add
+_SURELY = 1.0 - 1e-9  # part of the shortest round, beyond all rounding: what ends by then is taken
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class WorkerCosts:
+    """Seconds a round costs each of n workers: `overhead_secs + secs_per_microbatch · k`.
+
+    Args:
+      overhead_secs: f64[n], seconds a round costs a worker beside its microbatches, ≥ 0. A
+        single number counts for every worker.
+      secs_per_microbatch: f64[n], seconds of one microbatch, > 0.
+
+    Raises:
+      ValueError: the two differ in length, there is no worker, or a number is negative, zero
+        where it may not be, or not finite.
+
+    Example:
+      >>> costs = WorkerCosts(overhead_secs=[0.5, 0.0], secs_per_microbatch=[1.0, 2.0])
+      >>> costs.round_secs([4, 0]).tolist()
+      [4.5, 0.0]
+    """
+
+    overhead_secs: np.ndarray
+    secs_per_microbatch: np.ndarray
+
+    def __init__(self, overhead_secs: ArrayLike, secs_per_microbatch: ArrayLike):
+        secs = np.asarray(secs_per_microbatch, np.float64)
+        overhead = np.asarray(overhead_secs, np.float64)
+        if overhead.ndim == 0:
+            overhead = np.full(secs.shape, overhead)
+        if secs.ndim != 1 or not secs.size or overhead.shape != secs.shape:
+            raise ValueError(
+                f"secs_per_microbatch has shape {secs.shape} and overhead_secs {overhead.shape}; "
+                "give both for each worker"
+            )
+        right = (secs > 0) & (secs < np.inf) & (overhead >= 0) & (overhead < np.inf)
+        if not right.all():
+            i = int(np.argmin(right))
+            raise ValueError(
+                f"secs_per_microbatch of worker {i} is {secs[i]}, overhead_secs {overhead[i]}; "
+                "they must be finite, above 0 and ≥ 0"
+            )
+        object.__setattr__(self, "overhead_secs", overhead)
+        object.__setattr__(self, "secs_per_microbatch", secs)
+
+    @property
+    def num_workers(self) -> int:
+        """The number of workers n."""
+        return self.secs_per_microbatch.size
+
+    def round_secs(self, quotas: ArrayLike) -> np.ndarray:
+        """Returns the seconds each worker computes with these quotas, f64[n]; 0 at quota 0.
+
+        Args:
+          quotas: i64[n], microbatches.
+        """
+        counts = np.asarray(quotas)
+        return np.where(counts > 0, self.overhead_secs + self.secs_per_microbatch * counts, 0.0)
 
 
 def solve_quotas(
-    costs: costs_lib.WorkerCosts,
+    costs: WorkerCosts,
     total: int,
     *,
     caps: ArrayLike | None = None,
@@ -46,124 +108,81 @@ def solve_quotas(
       ValueError: the caps hold less than the total, or an argument has the wrong shape or sign.
 
     Example:
-      >>> from hetjax.quota import costs
-      >>> solve_quotas(costs.WorkerCosts(0.0, [1.0, 2.0, 4.0]), 14).tolist()
+      >>> solve_quotas(WorkerCosts(0.0, [1.0, 2.0, 4.0]), 14).tolist()
       [8, 4, 2]
 
     References:
       Chao, Liao, Gao, "Task allocation for decentralized training in heterogeneous
       environment", 2021, arXiv 2111.08272, sets the task; the exact solution is not from there.
     """
-    total, limits = checked_counts(costs.num_workers, total, caps)
-    held = np.zeros_like(limits) if current is None else _counts("current", current, limits.size)
-    if total <= _FEW:
-        return _one_by_one(costs, total, limits, held)
-    low = _water_level(costs, total, limits)
-    # The microbatches up to the continuous level are at most `total`. Raise a second level until
-    # it has enough, then close in until few microbatches lie between the two.
-    base = top = _ended_by(costs, low, limits)
-    high, step = low, limits.size / (1.0 / costs.secs_per_microbatch).sum()
-    while top.sum() < total:
-        high, step = high + step + np.spacing(high), 2 * step
-        top = _ended_by(costs, high, limits)
-    for _ in range(_BISECTIONS):
-        middle = 0.5 * (low + high)
-        if (top - base).sum() <= 2 * limits.size or not low < middle < high:
-            break
-        ended = _ended_by(costs, middle, limits)
-        if ended.sum() < total:
-            low, base = middle, ended
-        else:
-            high, top = middle, ended
-    # Divisions round: one microbatch of guard on each side, doubled if it proves too little.
-    guard = np.ones_like(limits)
-    while True:
-        first = np.maximum(np.minimum(base, total) - guard, 0)
-        last = np.minimum(top + guard, limits)
-        quotas, level = _fill(costs, first, last, held, total)
-        doubtful = (first > 0) & (costs.round_secs(first) >= level)
-        doubtful |= (last < limits) & (costs.round_secs(last + 1) <= level)
-        if not doubtful.any():
-            return quotas
-        guard = np.where(doubtful, 2 * guard, guard)
-
-
-def _one_by_one(
-    costs: costs_lib.WorkerCosts, total: int, limits: np.ndarray, held: np.ndarray
-) -> np.ndarray:
-    """The greedy itself, of which a heap gives the next microbatch."""
+    total, limits, held = _checked(costs.secs_per_microbatch.size, total, caps, current)
+    first = np.zeros_like(limits)
+    if total > _FEW:
+        level = _SURELY * continuous_bound_secs(costs, total, caps=limits)
+        ended = np.floor((level - costs.overhead_secs) / costs.secs_per_microbatch)
+        first = np.clip(ended, 0, limits).astype(np.int64)
+    quotas, most, holds = first.tolist(), limits.tolist(), held.tolist()
     overhead, secs = costs.overhead_secs.tolist(), costs.secs_per_microbatch.tolist()
-    caps, holds = limits.tolist(), held.tolist()
-    quotas = [0] * len(caps)
-
-    def following(worker: int) -> tuple[float, bool, int]:
-        number = quotas[worker] + 1
-        return overhead[worker] + secs[worker] * number, number > holds[worker], worker
-
-    heap = [following(worker) for worker, cap in enumerate(caps) if cap]
-    heapq.heapify(heap)
-    for _ in range(total):
-        worker = heap[0][2]
-        quotas[worker] += 1
-        if quotas[worker] < caps[worker]:
-            heapq.heapreplace(heap, following(worker))
+    following = [  # of each worker that has room: when it ends, whether it is new, whose it is
+        (overhead[i] + secs[i] * (k + 1), k >= holds[i], i)
+        for i, k in enumerate(quotas)
+        if k < most[i]
+    ]
+    heapq.heapify(following)
+    for _ in range(total - sum(quotas)):
+        i = following[0][2]
+        quotas[i] = k = quotas[i] + 1
+        if k < most[i]:
+            heapq.heapreplace(following, (overhead[i] + secs[i] * (k + 1), k >= holds[i], i))
         else:
-            heapq.heappop(heap)
-    return np.array(quotas, limits.dtype)
+            heapq.heappop(following)
+    return np.array(quotas, np.int64)
 
 
 def solve_with_all(
-    costs: costs_lib.WorkerCosts,
+    costs: WorkerCosts,
     total: int,
     *,
     caps: np.ndarray,
     current: np.ndarray,
-    held: float,
-    returning: float,
 ) -> np.ndarray:
     """The exact quotas, but for workers whose one microbatch would hardly make the round longer.
 
     With quota 0 a worker is seen no more, and clocks are not exact to some percent. So those of
-    which one microbatch ends within the allowed part beyond the shortest round get one, and the
-    others divide what is left. The round is at most that part longer.
+    which one microbatch ends at most 5 % beyond the shortest round get one, and the others divide
+    what is left. For who holds none it is 2 %, so that noise moves nobody to and fro.
 
     Args:
       costs, total, caps: as for `solve_quotas`.
       current: i64[n], the quotas held now; all 0: none yet.
-      held: the part of the round allowed for who holds microbatches, or where nobody does.
-      returning: the part allowed for who holds none; less, so that noise moves nobody to and fro.
 
     Returns:
       i64[n], the quotas.
 
     Example:
-      >>> from hetjax.quota import costs
-      >>> both = {"caps": np.array([8, 8]), "held": 0.05, "returning": 0.02}
-      >>> near = costs.WorkerCosts(0.0, [1.0, 8.2])
+      >>> near, caps = WorkerCosts(0.0, [1.0, 8.2]), np.array([8, 8])
       >>> solve_quotas(near, 8).tolist()
       [8, 0]
-      >>> solve_with_all(near, 8, current=np.array([7, 1]), **both).tolist()
+      >>> solve_with_all(near, 8, caps=caps, current=np.array([7, 1])).tolist()
       [7, 1]
-      >>> solve_with_all(near, 8, current=np.array([8, 0]), **both).tolist()
+      >>> solve_with_all(near, 8, caps=caps, current=np.array([8, 0])).tolist()
       [8, 0]
     """
     quotas = solve_quotas(costs, total, caps=caps, current=current)
     if quotas[caps > 0].all():
         return quotas
-    allowed = np.where((current > 0) | (current.sum() == 0), held, returning)
+    allowed = np.where((current > 0) | (current.sum() == 0), _HOLDING, _RETURNING)
     round_secs = costs.round_secs(quotas).max()
     alone = costs.overhead_secs + costs.secs_per_microbatch
     given = (caps > 0) & ((quotas > 0) | (alone <= (1.0 + allowed) * round_secs))
     if (quotas > 0).sum() == given.sum() or given.sum() > total:
         return quotas
-    more = costs_lib.WorkerCosts(alone, costs.secs_per_microbatch)
+    more = WorkerCosts(alone, costs.secs_per_microbatch)
     rest, room = total - int(given.sum()), np.where(given, caps - 1, 0)
     return given + solve_quotas(more, rest, caps=room, current=np.maximum(current - given, 0))
 
 
-def optimal_round_secs(
-    costs: costs_lib.WorkerCosts, total: int, *, caps: ArrayLike | None = None
-) -> float:
+def optimal_round_secs(costs: WorkerCosts, total: int, *, caps: ArrayLike | None = None) -> float:
     """Returns the shortest round possible with whole microbatches, in seconds.
 
     Args:
@@ -175,15 +194,14 @@ def optimal_round_secs(
       ValueError: the caps hold less than the total, or an argument has the wrong shape or sign.
 
     Example:
-      >>> from hetjax.quota import costs
-      >>> optimal_round_secs(costs.WorkerCosts(0.0, [1.0, 2.0]), 4)
+      >>> optimal_round_secs(WorkerCosts(0.0, [1.0, 2.0]), 4)
       3.0
     """
     return float(costs.round_secs(solve_quotas(costs, total, caps=caps)).max())
 
 
 def continuous_bound_secs(
-    costs: costs_lib.WorkerCosts, total: int, *, caps: ArrayLike | None = None
+    costs: WorkerCosts, total: int, *, caps: ArrayLike | None = None
 ) -> float:
     """Returns the shortest round if microbatches could be divided, in seconds.
 
@@ -198,15 +216,12 @@ def continuous_bound_secs(
       ValueError: the caps hold less than the total, or an argument has the wrong shape or sign.
 
     Example:
-      >>> from hetjax.quota import costs
-      >>> round(continuous_bound_secs(costs.WorkerCosts(0.0, [1.0, 2.0]), 4), 6)
+      >>> round(continuous_bound_secs(WorkerCosts(0.0, [1.0, 2.0]), 4), 6)
       2.666667
     """
-    total, limits = checked_counts(costs.num_workers, total, caps)
-    return _water_level(costs, total, limits) if total else 0.0
-
-
-def _water_level(costs: costs_lib.WorkerCosts, total: int, limits: np.ndarray) -> float:
+    total, limits, _ = _checked(costs.secs_per_microbatch.size, total, caps)
+    if not total:
+        return 0.0
     overhead, secs = costs.overhead_secs, costs.secs_per_microbatch
     full = overhead + secs * limits
     levels = np.sort(np.concatenate([overhead, full]))
@@ -230,57 +245,94 @@ def _water_level(costs: costs_lib.WorkerCosts, total: int, limits: np.ndarray) -
     return float(min(level + max(total - amount(level), 0.0) / rate, levels[above]))
 
 
-def _ended_by(costs: costs_lib.WorkerCosts, level: float, limits: np.ndarray) -> np.ndarray:
-    """Microbatches of each worker that end by `level`, up to rounding, i64[n]."""
-    microbatches = np.floor((level - costs.overhead_secs) / costs.secs_per_microbatch)
-    return np.clip(microbatches, 0, limits).astype(np.int64)
+def largest_remainder(
+    proportions: ArrayLike, total: int, *, caps: ArrayLike | None = None
+) -> np.ndarray:
+    """Returns whole shares in the given proportions, whose sum is exactly `total`.
 
+    Worker i gets ⌊total·p_i/Σp⌋. The things still left go to the largest fractions, ties to the
+    lowest rank. A worker whose share is above its cap gets its cap, and the others share the rest
+    in their proportions. If only workers of proportion 0 have room, they share equally.
 
-def _fill(
-    costs: costs_lib.WorkerCosts,
-    first: np.ndarray,
-    last: np.ndarray,
-    held: np.ndarray,
-    total: int,
-) -> tuple[np.ndarray, float]:
-    """Adds to `first` the best microbatches up to `last`; also the time of the last one taken."""
-    num_left = total - int(first.sum())
-    counts = last - first
-    rank = np.repeat(np.arange(first.size), counts)
-    position = np.arange(rank.size) - np.repeat(np.cumsum(counts) - counts, counts)
-    number = first[rank] + 1 + position  # of the microbatch in its worker's round
-    secs = costs.overhead_secs[rank] + costs.secs_per_microbatch[rank] * number
-    if not 0 < num_left <= secs.size:  # the guards will be doubled
-        return first, (-np.inf if num_left <= 0 else np.inf)
-    level = np.partition(secs, num_left - 1)[num_left - 1]
-    taken = np.bincount(rank[secs < level], minlength=first.size)
-    tied = np.flatnonzero(secs == level)
-    best = tied[np.lexsort((rank[tied], number[tied] > held[rank[tied]]))]
-    taken += np.bincount(rank[best[: num_left - taken.sum()]], minlength=first.size)
-    return first + taken, float(level)
+    Args:
+      proportions: f64[n], ≥ 0 and not all 0; they need not sum to 1.
+      total: number of things to divide, ≥ 0.
+      caps: i64[n], the most each may get. None: no limit.
 
+    Returns:
+      i64[n], the shares.
 
-def checked_counts(num_workers: int, total: int, caps: ArrayLike | None) -> tuple[int, np.ndarray]:
-    if not isinstance(total, numbers.Integral) or total < 0:
+    Raises:
+      ValueError: a proportion is negative or not finite, all are 0, or the caps hold less.
+
+    Example:
+      >>> largest_remainder([4, 3, 2, 1], 16).tolist()
+      [6, 5, 3, 2]
+      >>> largest_remainder([4, 3, 2, 1], 16, caps=[4, 16, 16, 16]).tolist()
+      [4, 6, 4, 2]
+
+    References:
+      Chao, Liao, Gao, "Task allocation for decentralized training in heterogeneous
+      environment", 2021, arXiv 2111.08272: static allocation in given proportions.
+    """
+    weights = np.asarray(proportions, np.float64)
+    right = weights.ndim == 1 and np.isfinite(weights).all() and (weights >= 0).all()
+    if not right or not weights.any():
         raise ValueError(
-            f"total is {total!r}; it must be a whole number of microbatches, 0 or more."
+            f"proportions are {weights.tolist()}; give finite numbers, ≥ 0 and not all 0"
         )
-    if caps is None:
-        return int(total), np.full(num_workers, int(total), np.int64)
-    limits = _counts("caps", caps, num_workers)
+    total, limits, _ = _checked(weights.size, total, caps)
+    shares = np.zeros_like(limits)
+    free = limits > 0
+    while shares.sum() < total:
+        if not weights[free].any():
+            weights = np.ones_like(weights)
+        open_weights = np.where(free, weights, 0.0)
+        ideal = open_weights / open_weights.sum() * (total - shares[~free].sum())
+        over = free & (ideal > limits)
+        if over.any():
+            shares[over] = limits[over]
+            free &= ~over
+            continue
+        shares[free] = np.floor(ideal[free])
+        room = np.flatnonzero(free & (shares < limits))
+        order = room[np.argsort(shares[room] - ideal[room], kind="stable")]
+        shares[order[: total - shares.sum()]] += 1
+        free &= shares < limits
+    return shares
+
+
+def equal_split(total: int, caps: np.ndarray) -> np.ndarray:
+    """The same share for every worker whose cap is above 0, i64[n]."""
+    present = caps > 0
+    return largest_remainder(present | ~present.any(), total, caps=caps)
+
+
+def are_allowed(quotas: np.ndarray, total: int, caps: np.ndarray) -> bool:
+    """Whether the quotas have this sum and keep to the caps."""
+    return bool(quotas.sum() == total and (quotas <= caps).all())
+
+
+def _checked(
+    num_workers: int, total: int, caps: ArrayLike | None, current: ArrayLike | None = None
+) -> tuple[int, np.ndarray, np.ndarray]:
+    """The total, the most of each worker, and what it holds, i64[n]."""
+    if not isinstance(total, numbers.Integral) or total < 0:
+        raise ValueError(f"total is {total!r}; it must be a whole number, 0 or more")
+    counts = [np.full(num_workers, int(total)), np.zeros(num_workers, np.int64)]
+    for place, given in enumerate((caps, current)):
+        if given is None:
+            continue
+        count = np.asarray(given)
+        if count.shape != (num_workers,) or count.dtype.kind not in "iu" or (count < 0).any():
+            name = ("caps", "current")[place]
+            raise ValueError(
+                f"{name} is {given!r}; it must be {num_workers} whole numbers, 0 or more"
+            )
+        counts[place] = count.astype(np.int64)
+    limits, held = counts
     if limits.sum() < total:
         raise ValueError(
-            f"total is {total} microbatches, but the caps of the {num_workers} workers hold "
-            f"only {limits.sum()}. Raise the caps, lower the budget, or bring workers back."
+            f"total is {total}, but the caps of {num_workers} workers hold only {limits.sum()}"
         )
-    return int(total), np.minimum(limits, int(total))
-
-
-def _counts(name: str, values: ArrayLike, num_workers: int) -> np.ndarray:
-    counts = np.asarray(values)
-    if counts.shape != (num_workers,) or counts.dtype.kind not in "iu" or (counts < 0).any():
-        raise ValueError(
-            f"{name} is {values!r}; it must be {num_workers} whole numbers, 0 or more, one for "
-            "each worker."
-        )
-    return counts.astype(np.int64)
+    return int(total), np.minimum(limits, int(total)), held

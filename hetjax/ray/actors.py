@@ -15,11 +15,7 @@ from hetjax.ray import joining
 _SETTLE_SECS = {"raised": 1.0, "lost": 3.0, "died": 0.0}  # in which the cause may still come
 _SAVING_SECS = 60.0  # to end the round and save after Ctrl-C
 _OPTIONS = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
-_KINDS = (
-    "launch: workers {with_} have an accelerator that JAX uses, and workers {without} have none. "
-    "All processes of a JAX run compute on devices of one kind. Give each a GPU, which may differ "
-    "in speed, or none, or set JAX_PLATFORMS=cpu for all of them"
-)
+_KINDS = "launch: workers {with_} have an accelerator, and {without} none; all need the same kind"
 
 
 class End(NamedTuple):
@@ -123,10 +119,7 @@ class Workers:
             found = {name: has.get(name, 0.0) for name in sorted(asked)}
             said = f"room for {self._bundles} in a cluster that has {found} in all"
             if secs >= self._start_secs:
-                raise ValueError(
-                    f"launch: there was no {said}, for {secs:.0f} s. Ask for less in resources, "
-                    "end what uses them, or give start_secs more than it takes to add nodes"
-                )
+                raise ValueError(f"launch: there was no {said} for {secs:.0f} s (start_secs)")
             messages.say(f"has waited {secs:.0f} s for {said}")
         for index, bundle in enumerate(self._bundles):
             options = {name: bundle.get(key, 0) for key, name in _OPTIONS.items()}

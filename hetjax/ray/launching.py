@@ -69,21 +69,18 @@ def launch(
             more = f"all start anew from the last checkpoint ({attempt + 1} of {max_failures})"
             messages.say(f"{said}; {more}")
     raise RuntimeError(
-        f"launch: {said}; no restart is left of max_failures={max_failures}. When the cause is "
-        "mended, the same call goes on from the last checkpoint"
+        f"launch: {said}; no restart is left of max_failures={max_failures}"
     ) from end.value
 
 
 def _checked(resources: Any, max_failures: Any) -> list[dict[str, float]]:
     def is_bundle(each: Any) -> bool:
-        return isinstance(each, Mapping) and any(
-            isinstance(amount, int | float) and amount > 0 for amount in each.values()
-        )
+        return isinstance(each, Mapping) and any(amount > 0 for amount in each.values())
 
     if not isinstance(resources, Sequence) or not resources or not all(map(is_bundle, resources)):
         raise ValueError(
-            f"launch: resources are {resources!r}; give a list with one dict for each worker, of "
-            "amounts above 0, such as [{'GPU': 1}, {'GPU': 0.5}] or 4 * [{'CPU': 1}]"
+            f"launch: resources are {resources!r}; give one dict for each worker, such as "
+            "[{'GPU': 1}, {'GPU': 0.5}]"
         )
     if not isinstance(max_failures, int) or max_failures < 0:
         raise ValueError(f"launch: max_failures is {max_failures!r}; it must be 0 or more")

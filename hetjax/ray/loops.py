@@ -68,9 +68,9 @@ class _Reports:
     """What Ray is told of a run; all workers report the same number of times, as Ray asks."""
 
     def __init__(self) -> None:
-        self._last: tuple[records.Run, Any] | None = None
+        self._last: tuple[records.RunInfo, Any] | None = None
 
-    def __call__(self, run: records.Run, report: Any) -> None:
+    def __call__(self, run: records.RunInfo, report: Any) -> None:
         """Reports the epoch before this one."""
         if self._last is not None and _part(report) != _part(self._last[1]):
             from ray import train
@@ -94,8 +94,8 @@ class _Reports:
             checkpoint = train.Checkpoint.from_directory(str(workdir))
         elif leads:
             messages.say(
-                "Ray's Result gets no checkpoint: no run with a workdir was made; give "
-                "hetjax.fit workdir=DIR, on a disk that all nodes see"
+                "Ray's Result gets no checkpoint: give hetjax.fit workdir=DIR, on a disk that all "
+                "nodes see"
             )
         train.report(numbers, checkpoint=checkpoint)
 

@@ -110,11 +110,7 @@ def of_model(metrics_fn: MetricsFn) -> MetricsFn:
         ValueError: it takes other arguments.
     """
     if not callable(metrics_fn) or not parts.takes(metrics_fn, 3):
-        raise ValueError(
-            f"metrics_fn is {parts.shown(metrics_fn)}; the model keeps state, so it must be a "
-            "function (params, state, examples) -> {name: f32[B]}. hetjax.nnx_metrics(model, …) "
-            "and hetjax.linen_metrics(…) make one of a Flax model with state"
-        )
+        raise ValueError(_no_metrics(metrics_fn, "(params, state, examples)"))
 
     @functools.wraps(metrics_fn)
     def metrics(model: types.Model, examples: types.PyTree) -> dict[str, Any]:
@@ -194,7 +190,7 @@ def _of_means(name: str, function: Callable[..., float], means: list[float]) -> 
         return float(made)
     raise ValueError(
         f"metrics_fn: the function of OfMeans in {name!r}, {parts.path_of(function)}, returned "
-        f"{parts.shown(made)} for the means {means}; it must return one number"
+        f"{parts.shown(made)} for {means}; it must return one number"
     )
 
 
@@ -233,57 +229,51 @@ def _check_metrics(
 ) -> dict[str, Callable[..., float]]:
     """Refuses what no mean can be taken of; the functions of those metrics that are of means."""
     if not callable(metrics_fn) or not parts.takes(metrics_fn, 2):
-        raise ValueError(
-            f"metrics_fn is {parts.shown(metrics_fn)}; it must be a function (params, examples) -> "
-            '{"accuracy": f32[B]}. hetjax.nnx_metrics(model, …) and hetjax.linen_metrics(…) make '
-            "one from a Flax model and a function (model, examples) -> {…}"
-        )
+        raise ValueError(_no_metrics(metrics_fn, "(params, examples)"))
     batch_size = jax.tree.leaves(examples)[0].shape[0]
     try:
         values = debugging.shapes(metrics_fn, params, examples)
-    except KeyError as error:
-        fields = f"; an example has {sorted(examples)}" if isinstance(examples, dict) else ""
-        raise ValueError(
-            f"metrics_fn or loss_fn failed on an example of eval_source with KeyError {error}: "
-            f"eval_source must have the fields of source{fields}"
-        ) from error
     except TypeError as error:
         if "not callable" not in str(error):
             raise
         raise ValueError(
-            f"metrics_fn {parts.path_of(metrics_fn)} called what is no function ({error}). It is "
-            "given parameters and examples, and no model. Of a function (model, examples) -> {…} "
-            "make one by metrics_fn=hetjax.nnx_metrics(model, function), or of a Linen module by "
-            "hetjax.linen_metrics(module, variables, function)"
+            f"metrics_fn {parts.path_of(metrics_fn)} called what is no function ({error}); it is "
+            f"given parameters, and no model: {_MADE_BY}"
         ) from error
     if not isinstance(values, dict):
         raise ValueError(
-            f"metrics_fn {parts.path_of(metrics_fn)} returned {type(values).__name__}; it must "
-            'return a dict of metrics, such as {"loss": f32[B], "accuracy": f32[B]}'
+            f"metrics_fn returned {type(values).__name__}; it must return a dict of f32[B]"
         )
     for name, value in values.items():
         for part in _parts(value):
-            _check_part(name, part, batch_size, parts.path_of(metrics_fn))
+            _check_part(name, part, batch_size)
     return {name: v.function for name, v in values.items() if isinstance(v, types.OfMeans)}
 
 
-def _check_part(name: str, value: Any, batch_size: int, function: str) -> None:
-    value, weights = value if isinstance(value, tuple) and len(value) == 2 else (value, None)
-    shape = getattr(value, "shape", None)
-    kinds = [getattr(each, "dtype", np.bool_) for each in (value, weights)]
-    is_real = not any(jax.dtypes.issubdtype(kind, np.complexfloating) for kind in kinds)
-    if is_real and shape == (batch_size,) and weights is None:
-        return
-    has_weights = is_real and shape and shape[0] == batch_size
-    if weights is not None and has_weights and _shape_of(weights) == shape:
+def _check_part(name: str, value: Any, batch_size: int) -> None:
+    values, weights = value if isinstance(value, tuple) and len(value) == 2 else (value, None)
+    shape = getattr(values, "shape", ())
+    fits = shape == (batch_size,) if weights is None else _shape_of(weights) == shape
+    is_real = not any(
+        jax.dtypes.issubdtype(getattr(each, "dtype", np.bool_), np.complexfloating)
+        for each in (values, weights)
+    )
+    if is_real and fits and shape[:1] == (batch_size,):
         return
     with_weights = "" if weights is None else f", with weights {_shape_of(weights)}"
     raise ValueError(
-        f"metrics_fn returned {name!r} of shape {shape}{with_weights} for {batch_size} examples"
-        f"{'' if is_real else ', of complex numbers'}; it must have one real number an example, "
-        f"[{batch_size}], or be (values, weights), two arrays of one shape [{batch_size}, …], "
-        "such as one a token: hetjax takes the mean, over examples that are no padding. The "
-        f"function is {function}"
+        f"metrics_fn returned {name!r} of shape {shape}{with_weights}; it must be real numbers, "
+        f"[{batch_size}], or (values, weights), both [{batch_size}, …]"
+    )
+
+
+_MADE_BY = "hetjax.nnx_metrics(model, …) and hetjax.linen_metrics(…) make one of a Flax model"
+
+
+def _no_metrics(given: Any, arguments: str) -> str:
+    return (
+        f"metrics_fn is {parts.shown(given)}; it must be a function {arguments} -> "
+        f"{{name: f32[B]}}: {_MADE_BY}"
     )
 
 

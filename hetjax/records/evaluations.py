@@ -44,32 +44,25 @@ def judge(names: Mapping[str, list[str]], best_by: str, best_mode: str) -> Judge
     """
     if not names:
         if best_by:
-            raise ValueError(
-                f"best_by: got {best_by!r}, and nothing is evaluated; give eval_source= or "
-                "eval_sources="
-            )
+            raise ValueError(f"best_by: got {best_by!r}, and nothing is evaluated")
         return Judge()
     full = [f"{set_name}_{name}" for set_name, of_set in names.items() for name in of_set]
-    of_average = [
-        f"{set_name}_{name}"
-        for set_name, of_set in names.items()
-        for name in of_set
-        if name.startswith(_AVERAGE)
-    ]
     first = next(iter(names))
     metric = best_by or "loss"
     found = next((name for name in (f"{first}_{metric}", metric) if name in full), None)
     if found is None and best_by:
-        raise ValueError(
-            f"best_by: got {best_by!r}, and the metrics are {', '.join(full)}; give one of them"
-        )
+        raise ValueError(f"best_by: got {best_by!r}, and the metrics are {', '.join(full)}")
     if found is None:
-        example = names[first][0] if names[first] else "accuracy"
         messages.say(
-            f"the metrics ({', '.join(full)}) have no loss, so best_params will be the "
-            f"last ones; best_by={example!r}, best_mode='max' says otherwise"
+            f"the metrics ({', '.join(full)}) have no loss, so best_params will be the last ones; "
+            "best_by and best_mode say otherwise"
         )
-    return Judge(found, best_mode == "max", found in of_average)
+    of_average = any(
+        f"{set_name}_{name}" == found and name.startswith(_AVERAGE)
+        for set_name, of_set in names.items()
+        for name in of_set
+    )
+    return Judge(found, best_mode == "max", of_average)
 
 
 def sets_of(
@@ -83,16 +76,10 @@ def sets_of(
     if source is not None and sets is not None:
         raise ValueError(f"{caller}: give eval_source= or eval_sources=, not both")
     if sets is not None and (not isinstance(sets, Mapping) or not sets):
-        raise ValueError(
-            f"{caller}: eval_sources must be a dict of sets by name, such as "
-            '{"val": …, "test": …}'
-        )
+        raise ValueError(f"{caller}: eval_sources must be a dict of sets by name")
     given = sets if sets is not None else {} if source is None else {ALONE: source}
     if metrics_fn is not None and not given:
-        raise ValueError(
-            f"{caller}: metrics_fn is given, and nothing that it could be computed for; give "
-            "eval_source=, a set as the first one"
-        )
+        raise ValueError(f"{caller}: metrics_fn is given, and no eval_source=")
     sets = {name: sources.as_source(each) for name, each in given.items()}
     for each in sets.values():
         sources.read(each, 0)  # or a wrong example is told after everything is compiled
@@ -187,9 +174,8 @@ class Evaluations:
         if odd and not self._has_told:
             self._has_told = True
             messages.say(
-                f"evaluated after {after}: {', '.join(odd)}. Such a number is null in "
-                "summary.json and metrics.jsonl, and never the best; the report says how often "
-                "there was one"
+                f"evaluated after {after}: {', '.join(odd)}; such a number is null in summary.json "
+                "and metrics.jsonl, and never the best"
             )
         return found
 

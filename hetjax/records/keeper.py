@@ -1,5 +1,7 @@
 """When is a run saved, and where does it go on? Checkpoints in its workdir, beside its records."""
 
+import contextlib
+import dataclasses
 import datetime
 import os
 import pathlib
@@ -34,20 +36,12 @@ class Start(NamedTuple):
     """A run that is started again at its end: who ended it."""
 
 
-def find(
-    workdir: pathlib.Path | None,
-    config: dict[str, Any],
-    *,
-    setup: setup_lib.Setup,
-    fingerprint: dict[str, Any],
-    resume: bool | str,
-    may_grow: Sequence[str],
-    unit: str,
-) -> Start:
-    """Decides where the run begins; process 0 does, and all others follow it.
+@dataclasses.dataclass(frozen=True)
+class Search:
+    """Where does the run in a workdir begin? Process 0 decides, and all others follow it.
 
     Args:
-        workdir: of the run; None: nothing is kept.
+        workdir: of the run.
         config: as recorded.
         setup: of the run.
         fingerprint: of what the run depends on beside it, in process 0.
@@ -56,34 +50,91 @@ def find(
             that is finished is gone on from, and one that it began to write.
         may_grow: fields that a run may be resumed with more of, also when it is finished.
         unit: of which the run counts how many are done.
-
-    Raises:
-        ValueError: the directory is another configuration's, its run depends on something else,
-            or it cannot be used.
     """
-    if workdir is None:
-        return Start()
-    directory = workdir / resume_lib.DIRECTORY
-    saved: checkpoint.Saved | None = None
-    grown: list[str] = []
-    if not setup.where.leads:
-        step, grown = board_lib.Board("resume").wait(
-            "found", _PATIENCE_SECS, what="find the checkpoint to go on from"
-        )
-        saved = None if step is None else checkpoint.read(directory, step)
-    else:
-        if resume != OVERWRITE or is_restarted():
-            saved, grown = _checked(workdir, config, setup, fingerprint, resume, may_grow, unit)
-        if saved is None:
-            checkpoint.clear(directory)
+
+    workdir: pathlib.Path
+    config: dict[str, Any]
+    setup: setup_lib.Setup
+    fingerprint: dict[str, Any]
+    resume: bool | str
+    may_grow: Sequence[str]
+    unit: str
+
+    def start(self) -> Start:
+        """Where it begins.
+
+        Raises:
+            ValueError: the directory is another configuration's, its run depends on something
+                else, or it cannot be used.
+        """
+        directory = self.workdir / resume_lib.DIRECTORY
+        saved: checkpoint.Saved | None = None
+        grown: list[str] = []
+        if not self.setup.where.leads:
+            what = "find the checkpoint to go on from"
+            step, grown = board_lib.Board("resume").wait("found", _PATIENCE_SECS, what=what)
+            saved = None if step is None else checkpoint.read(directory, step)
         else:
-            resume_lib.check_workers(saved, setup)
-            _say(workdir, saved, grown, unit)
-        if not setup.company.meeting.alone:
-            board_lib.Board("resume").post("found", (None if saved is None else saved.step, grown))
-    if saved is not None and is_restarted() and saved.about["finished"] and not grown:
-        return Start(saved, saved.about.get("stopped_by"))
-    return Start(saved)
+            if self.resume != OVERWRITE or is_restarted():
+                saved, grown = self._checked(directory)
+            if saved is None:
+                checkpoint.clear(directory)
+            else:
+                resume_lib.check_workers(saved, self.setup)
+                more = f", with more: {', '.join(grown)}" if grown else ""
+                messages.say(
+                    f"going on with the run in {str(self.workdir)!r} from {self.unit} "
+                    f"{saved.about['rounds']}{more} (resume=False begins anew)"
+                )
+            if not self.setup.company.meeting.alone:
+                board_lib.Board("resume").post("found", (saved and saved.step, grown))
+        if saved is not None and is_restarted() and saved.about["finished"] and not grown:
+            return Start(saved, saved.about.get("stopped_by"))
+        return Start(saved)
+
+    def _checked(self, directory: pathlib.Path) -> tuple[checkpoint.Saved | None, list[str]]:
+        """Refuses a call that may neither go on with what is there nor replace it."""
+        saved = checkpoint.newest(directory) if self.resume and directory.is_dir() else None
+        about = checkpoint.newest_about(directory) if saved is None else saved.about
+        is_finished = about is not None and about["finished"]
+        grown = self._grown() if saved is not None else []
+        if is_finished and not (is_restarted() or grown):
+            saved = None
+        may_differ, may_grow = (_MAY_DIFFER, self.may_grow) if saved else ((), ())
+        way = f"give another directory, or resume={OVERWRITE!r} to write over it"
+        recorded.check(self.workdir, self.config, may_differ=may_differ, may_grow=may_grow, way=way)
+        if about is not None and (saved is not None or is_finished):
+            self._check_differences(about, saved, grown)
+        return saved, grown
+
+    def _grown(self) -> list[str]:
+        """What the run is to have more of than it had: 'epochs 3 to 5'."""
+        theirs = None
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # `recorded.check` tells
+            theirs = recorded.read(self.workdir, self.config)
+        names = [n for n in self.may_grow if theirs and recorded.grown(theirs, self.config, n)]
+        return [f"{n} {theirs[n]} to {self.config[n] or 'any number'}" for n in names if theirs]
+
+    def _check_differences(
+        self, about: dict[str, Any], saved: checkpoint.Saved | None, grown: list[str]
+    ) -> None:
+        """Refuses something else than what the run began with: to go on with, or to write over it.
+
+        With more epochs a schedule that ends with them is another one: so the optimiser may differ.
+        """
+        found = fingerprint_lib.differences(about["fingerprint"], self.fingerprint)
+        if saved is not None and "optimizer" in found:
+            found["optimizer"] += resume_lib.given_anew(saved.arrays, self.setup)
+        if grown and (excused := found.pop("optimizer", "")):
+            messages.say(f"{excused}, as a schedule over all epochs does; its state goes on")
+        held = f"workdir {str(self.workdir)!r} holds {about['rounds']} {self.unit}s of a run that"
+        anew = (
+            f"resume={OVERWRITE!r} writes over it" if saved is None else "resume=False begins anew"
+        )
+        way, force = f"{anew}, another workdir keeps both", f"resume={FORCE!r}" if saved else ""
+        is_forced = self.resume == FORCE
+        if told := fingerprint_lib.check(found, held, way=way, force=force, is_forced=is_forced):
+            messages.say(told)
 
 
 def agreed(setup: setup_lib.Setup, number: int) -> int:
@@ -101,34 +152,6 @@ def agreed(setup: setup_lib.Setup, number: int) -> int:
     return board.wait("number", _PATIENCE_SECS, what="read the lines of the run")
 
 
-def _checked(
-    workdir: pathlib.Path,
-    config: dict[str, Any],
-    setup: setup_lib.Setup,
-    fingerprint: dict[str, Any],
-    resume: bool | str,
-    may_grow: Sequence[str],
-    unit: str,
-) -> tuple[checkpoint.Saved | None, list[str]]:
-    """As `find_saved`; refuses a call that may neither go on with what is there nor replace it."""
-    directory = workdir / resume_lib.DIRECTORY
-    saved = checkpoint.newest(directory) if resume and directory.is_dir() else None
-    about = checkpoint.newest_about(directory) if saved is None else saved.about
-    is_finished = about is not None and about["finished"]
-    grown = _grown(workdir, config, may_grow) if saved is not None else []
-    if is_finished and not (is_restarted() or grown):
-        saved = None
-    may_differ, may_grow = (_MAY_DIFFER, may_grow) if saved else ((), ())
-    way = f"give another directory, or resume={OVERWRITE!r} to write over it"
-    recorded.check(workdir, config, may_differ=may_differ, may_grow=may_grow, way=way)
-    if about is not None and (saved is not None or is_finished):
-        found = fingerprint_lib.differences(about.get("fingerprint", {}), fingerprint)
-        if saved is not None and "optimizer" in found:
-            found["optimizer"] += resume_lib.given_anew(saved.arrays, setup)
-        _check_differences(workdir, about, found, resume, saved is not None, grown, unit)
-    return saved, grown
-
-
 def check_resume(resume: Any, *, caller: str) -> None:
     """Refuses what is no way to begin in a workdir.
 
@@ -136,8 +159,8 @@ def check_resume(resume: Any, *, caller: str) -> None:
         ValueError: it is none.
     """
     if resume not in (True, False, *WORDS):
-        words = ", ".join(map(repr, WORDS))
-        raise ValueError(f"{caller}: resume is {resume!r}; allowed are True, False, {words}")
+        allowed = ", ".join(map(repr, (True, False, *WORDS)))
+        raise ValueError(f"{caller}: resume is {resume!r}; allowed are {allowed}")
 
 
 def begins_anew(resume: bool | str) -> bool:
@@ -150,55 +173,6 @@ def is_restarted() -> bool:
     return int(os.environ.get("HETJAX_ATTEMPT", "0")) > 0
 
 
-def _grown(workdir: pathlib.Path, config: dict[str, Any], may_grow: Sequence[str]) -> list[str]:
-    """What the run is to have more of than it had: 'epochs 3 to 5'."""
-    try:
-        theirs = recorded.read(workdir, config)
-    except (OSError, ValueError, AttributeError):
-        return []  # `check_workdir` says what is wrong
-    if theirs is None:
-        return []
-    names = [name for name in may_grow if recorded.grown(theirs, config, name)]
-    return [f"{name} {theirs[name]} to {config[name] or 'any number'}" for name in names]
-
-
-def _check_differences(
-    workdir: pathlib.Path,
-    about: dict[str, Any],
-    found: dict[str, str],
-    resume: bool | str,
-    goes_on: bool,
-    grown: list[str],
-    unit: str,
-) -> None:
-    """Refuses something else than what the run began with: to go on with, or to write over it.
-
-    With more epochs a schedule that ends with them is another one: so the optimiser may differ.
-    """
-    excused = found.pop("optimizer", "") if grown else ""
-    if excused:
-        messages.say(
-            f"{excused}, as a schedule over all epochs does; its state goes on where it was"
-        )
-    held = (
-        f"workdir {str(workdir)!r} holds a run, of which {about['rounds']} {unit}s are done, that"
-    )
-    anew = "resume=False begins anew" if goes_on else f"resume={OVERWRITE!r} writes over it"
-    way, force = f"{anew}, another workdir keeps both", f"resume={FORCE!r}" if goes_on else ""
-    told = fingerprint_lib.check(found, held, way=way, force=force, is_forced=resume == FORCE)
-    if told:
-        messages.say(told)
-
-
-def _say(workdir: pathlib.Path, saved: checkpoint.Saved, grown: list[str], unit: str) -> None:
-    """That a run goes on, and from where."""
-    more = f", with more: {', '.join(grown)}; schedules go on at that {unit}" if grown else ""
-    messages.say(
-        f"going on with the run in {str(workdir)!r} from {unit} {saved.about['rounds']}"
-        f"{more} (resume=False begins anew)"
-    )
-
-
 def kept_solutions(workdir: pathlib.Path | None, *, resume: bool | str = True) -> dict[str, Any]:
     """What the run in a workdir solved; empty where nothing is to go on. Changes nothing.
 
@@ -207,7 +181,7 @@ def kept_solutions(workdir: pathlib.Path | None, *, resume: bool | str = True) -
     if workdir is None or begins_anew(resume) or not (workdir / resume_lib.DIRECTORY).is_dir():
         return {}
     about = checkpoint.newest_about(workdir / resume_lib.DIRECTORY)
-    return {} if about is None else about.get("solutions", {})
+    return {} if about is None else about["solutions"]
 
 
 _MAY_DIFFER = ("checkpoint", "cluster", "quota")

@@ -44,14 +44,14 @@ def held(workdir: pathlib.Path) -> Iterator[None]:
             stack.callback(_let_go, path)
             file.seek(0)
             left = file.read().decode()
-            _write(file, json.dumps(_own()).encode())
+            now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+            own = {"host": socket.gethostname(), "process": os.getpid(), "since": now}
+            file.truncate(0)  # what is written goes to the end
+            file.write(json.dumps(own).encode())
         except OSError as error:
             raise recorded.unusable(workdir, error) from error
         if left:
-            messages.say(
-                f"{str(workdir)!r} was held by {_holder(left)}, which is there no more; "
-                "this run takes it over"
-            )
+            messages.say(f"{str(workdir)!r} was held by {_holder(left)}, which is gone")
         yield
 
 
@@ -73,10 +73,7 @@ def _locked(path: pathlib.Path, workdir: pathlib.Path) -> Any:
                 return file  # else the run before has just removed it
         except OSError as error:
             if error.errno in _NO_LOCKS:
-                messages.say(
-                    f"the file system of {str(workdir)!r} has no locks; see yourself that "
-                    "no other run uses this workdir"
-                )
+                messages.say(f"{str(workdir)!r} has no locks: see that no other run uses it")
                 return file
             if time.monotonic() > deadline:
                 with file:
@@ -92,17 +89,6 @@ def _is_there(path: pathlib.Path, file: Any) -> bool:
     return False
 
 
-def _own() -> dict[str, Any]:
-    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    return {"host": socket.gethostname(), "process": os.getpid(), "since": now}
-
-
-def _write(file: Any, text: bytes) -> None:
-    file.seek(0)
-    file.truncate()
-    file.write(text)
-
-
 def _holder(text: str) -> str:
     try:
         known = json.loads(text)
@@ -112,7 +98,4 @@ def _holder(text: str) -> str:
 
 
 def _in_use(workdir: pathlib.Path, holder: str) -> str:
-    return (
-        f"workdir {str(workdir)!r} is in use by {holder}; wait until that run has ended, or give "
-        "another directory"
-    )
+    return f"workdir {str(workdir)!r} is in use by {holder}"

@@ -90,21 +90,16 @@ def load(workdir: str | pathlib.Path) -> SavedRun:
         >>> run = hetjax.load("runs/mnist")  # doctest: +SKIP
         >>> model = hetjax.nnx_model(model, run.best_params)  # doctest: +SKIP
     """
-    given: Any = workdir
-    if given is None:
-        raise ValueError("load: got None; fit keeps a run only where it is given workdir=DIR")
     workdir = pathlib.Path(workdir).expanduser().absolute()
     directory = workdir / resume.DIRECTORY
     if not (workdir / "config.json").is_file():
         raise ValueError(
-            f"load: {str(workdir)!r} is no workdir of a run: it holds no config.json; give the "
-            "directory that was given to fit as workdir=, or to experiments.train as --workdir"
+            f"load: {str(workdir)!r} holds no config.json; give a directory that was workdir="
         )
     saved = checkpoint.newest(directory, mend=False) if directory.is_dir() else None
-    if saved is None or "form" not in saved.about:
+    if saved is None:
         raise ValueError(
-            f"load: {str(workdir)!r} holds no whole checkpoint; one is written every "
-            "checkpoint.every_secs and when the run ends"
+            f"load: {str(workdir)!r} holds no whole checkpoint; one is written when the run ends"
         )
     model = _model(saved, "train/params", "train/model_state")
     average = types.Model(None, ())
@@ -133,7 +128,7 @@ def load(workdir: str | pathlib.Path) -> SavedRun:
 
 def _model(saved: checkpoint.Saved, params: str, state: str) -> types.Model:
     """Parameters and state of what was saved by these names."""
-    form = saved.about.get("model_state")  # older checkpoints are of models without
+    form = saved.about.get("model_state")  # which a bilevel run has not
     found = () if form is None else leaves.build(form, saved.arrays, state)
     return types.Model(leaves.build(saved.about["form"], saved.arrays, params), found)
 

@@ -62,8 +62,8 @@ class Summary:
         saved = about["summary"]
         self.clock, self._earlier_secs = saved["clock"], saved["wall_secs"]
         self._eval, self._best = _numbers(saved["eval"]), _numbers(saved["best"])
-        went_on = {"round": about["rounds"], "saved": about.get("saved", "an earlier time")}
-        self._resumed = [*saved.get("resumed", ()), went_on]
+        went_on = {"round": about["rounds"], "saved": about["saved"]}
+        self._resumed = [*saved["resumed"], went_on]
 
     @property
     def judges_average(self) -> bool:
@@ -139,9 +139,9 @@ class TrainingSummary(Summary):
     def save(self) -> dict[str, Any]:
         """As of `Summary`."""
         return super().save() | {
-            "epoch_sums": {str(k): _each(v.tolist()) for k, v in self._epoch_sums.items()},
+            "epoch_sums": {epoch: _each(pair) for epoch, pair in self._epoch_sums.items()},
             "epoch_metrics": {
-                str(epoch): {name: _each(pair.tolist()) for name, pair in sums.items()}
+                epoch: {name: _each(pair) for name, pair in sums.items()}
                 for epoch, sums in self._epoch_metrics.items()
             },
             "references": self._references.tolist(),
@@ -153,11 +153,10 @@ class TrainingSummary(Summary):
         self.restore(about)
         saved = about["summary"]
         self._lines = list(lines)
-        sums = saved["epoch_sums"].items()
-        self._epoch_sums = {int(k): np.array([float(text) for text in v]) for k, v in sums}
+        self._epoch_sums = {int(k): np.array(v, float) for k, v in saved["epoch_sums"].items()}
         self._epoch_metrics = {
-            int(epoch): {name: np.array([float(text) for text in v]) for name, v in sums.items()}
-            for epoch, sums in saved.get("epoch_metrics", {}).items()
+            int(epoch): {name: np.array(pair, float) for name, pair in sums.items()}
+            for epoch, sums in saved["epoch_metrics"].items()
         }
         self._references, self._referenced = np.array(saved["references"]), saved["referenced"]
 

@@ -131,8 +131,7 @@ def made_directory(workdir: pathlib.Path) -> pathlib.Path:
         strangers = [name for name in (METRICS, SUMMARY, REPORT) if (workdir / name).exists()]
     if strangers and not (workdir / "config.json").exists():
         raise ValueError(
-            f"workdir {str(workdir)!r} holds a {strangers[0]} but no config.json, so it is no "
-            "directory of a run; give another directory"
+            f"workdir {str(workdir)!r} holds a {strangers[0]} but no config.json: it is no run's"
         )
     return workdir
 

@@ -67,10 +67,7 @@ def _write(directories: Sequence[pathlib.Path], out: pathlib.Path) -> None:
         watching.write(run, out)
         return
     if not run.has_ended:
-        raise ValueError(
-            f"{run.directory} is a run of a bilevel problem that is not at its end: it has no "
-            "summary.json yet, and its report is written when it ends"
-        )
+        raise ValueError(f"{run.directory} is a bilevel run that is not at its end")
     bilevel.write(
         out,
         config=run.config,

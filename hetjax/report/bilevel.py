@@ -173,14 +173,8 @@ def round_sections(summary: Record, rounds: Sequence[Record]) -> list[str]:
         summary: with `kinds` and `levels`.
         rounds: as of `render`.
     """
-    time = (
-        "Every sum that the estimator asks for is a round. Each kind has quotas of its own, since "
-        "a product takes longer than a gradient."
-    )
-    visits = (
-        "The ledger of each level counts what new batches took from the order, pass by pass. "
-        "A batch that is held is done again within its outer step; this is a revisit."
-    )
+    time = "Every sum that the estimator asks for is a round. Each kind has quotas of its own."
+    visits = "A batch that is held is done again within its outer step; this is a revisit."
     return [
         *(_of_rounds(rounds) if series.count_workers(rounds) else []),
         sections.section("Where the time goes", time, None, below=_kinds_table(summary)),
@@ -191,10 +185,7 @@ def round_sections(summary: Record, rounds: Sequence[Record]) -> list[str]:
 def _of_rounds(rounds: Sequence[Record]) -> list[str]:
     """Pictures of the workers: their last rounds, and their quotas for the costliest kinds."""
     in_turn = numbered(rounds)
-    bars = (
-        "Each bar is one worker in one round of either level, with the number of microbatches "
-        "it computed. With good quotas all bars of a round end together."
-    )
+    bars = "Each bar is one worker in one round of either level, with its microbatches."
     draw = partial(timeline.draw_timeline, in_turn)
     found = [sections.section("Who computes, who waits", bars, draw)]
     of_kind: dict[str, list[Record]] = {}

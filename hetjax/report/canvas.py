@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import io
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -118,61 +118,6 @@ def panels(
         add_axes(figure, 46 + column * (each + 56), 32 + row * (height + gap), each, height)
         for column, row in places
     ]
-
-
-def worker_rows(
-    history: Sequence[series.Record],
-    rounds: int | None,
-    *,
-    width: float,
-    row: float,
-    foot: float,
-    title_end: str = "",
-) -> tuple[Figure, list[tuple[Axes, Sequence[series.Record]]]]:
-    """Axes of the first and of the last rounds, one below the other, a row for each worker.
-
-    Args:
-        history: all rounds.
-        rounds: the most rounds on each; None: as many as have room.
-        width: of the figure.
-        row: the height of a worker's row.
-        foot: room below.
-        title_end: the end of both titles.
-
-    Returns:
-        The figure, and each of its axes with their rounds.
-    """
-    narrow, num_workers = width < NARROW, series.count_workers(history)
-    parts = series.first_and_last(history, rounds or (3 if narrow else 6))
-    left, head, height = (30 if narrow else 66), 50, row * num_workers
-    figure = make_figure(width, len(parts) * (head + height + foot))
-    step = 1 if num_workers <= 16 else 8 * -(-num_workers // 160)  # names stay apart
-    found = []
-    for i, part in enumerate(parts):
-        top = head + i * (head + height + foot)
-        axes = add_axes(figure, left, top, width - left - 8, height)
-        axes.set_ylim(num_workers - 0.5, -0.5)
-        axes.set_yticks(range(0, num_workers, step))
-        axes.set_yticklabels([f"w{j}" if narrow else f"worker {j}" for j in axes.get_yticks()])
-        axes.tick_params(axis="y", labelcolor=INK)
-        axes.grid(False)
-        named = ("First rounds", "Last rounds")[i] if len(parts) > 1 else "All rounds"
-        title(axes, named + title_end, above=28)
-        found.append((axes, part))
-    return figure, found
-
-
-def number(axes: Axes, x: float, y: float, text: str, *, color: str, fontsize: int = 11) -> None:
-    """Text in the middle of a bar."""
-    axes.text(x, y, text, color=color, fontsize=fontsize, ha="center", va="center_baseline")
-
-
-def name_rounds(axes: Axes, starts: Sequence[float], names: Sequence[str]) -> None:
-    """Lines where rounds start, and their names above the axes."""
-    style: dict[str, Any] = {"transform": axes.get_xaxis_transform(), "color": MUTED}
-    for start, name in zip(starts, names, strict=True):
-        axes.text(start, 1.0, name, fontsize=11, va="bottom", clip_on=False, **style)
-        axes.axvline(start, color=GRID, linewidth=1)
 
 
 def title(axes: Axes, text: str, *, above: float = 10) -> None:

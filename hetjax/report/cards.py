@@ -111,16 +111,14 @@ def of_run(
         history: a record a round, or of a bilevel run an outer step.
         rounds: of a bilevel run a record a round of either level, as far as they are known.
     """
-    history = [record for record in history if isinstance(record, dict)]
     if any("upper_loss" in record for record in history[:1]):
         drawn, lines = bilevel.drawn(history), bilevel.LOSSES
         lines = [line for line in lines if np.isfinite(series.column(drawn, line[0])).any()]
-        picture = (
-            ""
-            if not lines
-            else line_panels.draw_lines("loss", drawn, lines, width=WIDTH, x_label="outer steps")
-        )
-        pictures, key, history = [picture], line_panels.key(lines), bilevel.numbered(rounds)
+        pictures = []
+        if lines:
+            draw = line_panels.draw_lines
+            pictures.append(draw("loss", drawn, lines, width=WIDTH, x_label="outer steps"))
+        key, history = line_panels.key(lines), bilevel.numbered(rounds)
     else:
         pictures, key = _training(summary, history)
     if 0 < series.count_workers(history) <= _MOST_BARS and series.has_clock(summary):
@@ -135,7 +133,7 @@ def _training(summary: Record, history: Sequence[Record]) -> tuple[list[str], st
     evaluated = series.evaluations(history, "loss")
     has_training = bool(np.isfinite(series.column(history, "loss")).any())
     if has_training or evaluated:
-        pictures.append(losses.draw_loss(history, summary, width=WIDTH))
+        pictures.append(losses.draw_losses(history, summary, width=WIDTH, most_panels=1))
         key = losses.key(evaluated, has_training=has_training)
     if series.count_workers(history):
         pictures.append(quotas.draw_quotas(history, width=WIDTH))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -30,10 +30,10 @@ MOST_RUNS = 16
 _POINTS = 80  # of a curve: more would hide those of other runs
 _STYLES = ("-", "--")  # of the first eight runs, and of the others
 
-Named = Sequence[tuple[str, files.Run]]
+Named = Sequence[tuple[str, files.Written]]
 
 
-def render(runs: Sequence[files.Run]) -> str:
+def render(runs: Sequence[files.Written]) -> str:
     """The page of several runs of training as the text of an HTML file that loads nothing.
 
     Args:
@@ -43,21 +43,24 @@ def render(runs: Sequence[files.Run]) -> str:
         ValueError: there are too many, or one is of another kind.
     """
     if len(runs) > MOST_RUNS:
-        raise ValueError(
-            f"{len(runs)} runs are too many for a page: their lines could not be told apart. "
-            f"Give at most {MOST_RUNS}"
-        )
+        raise ValueError(f"{len(runs)} runs are too many for a page: at most {MOST_RUNS}")
     for run in runs:
         if not run.is_training:
             raise ValueError(watching.no_training(run))
-    named = list(zip(names(runs), [_with_summary(run) for run in runs], strict=True))
+    named = [
+        (
+            name,
+            run if run.has_ended else run._replace(summary=files.so_far(run.config, run.history)),
+        )
+        for name, run in zip(names(runs), runs, strict=True)
+    ]
     drawn = [(name, run) for name, run in named if run.history]
     going = [name for name, run in zip(names(runs), runs, strict=True) if not run.has_ended]
     parts = [
-        _section("Final figures", _ENDED, _figures(named)),
-        _section("What sets them apart", _APART, _differences(named)),
-        _losses(drawn, "Training loss", _TRAINING, lambda run: series.column(run.history, "loss")),
-        _losses(drawn, "Evaluated loss", _EVALUATED, _evaluated),
+        _section("Final figures", "Of each run, so far.", _figures(named)),
+        _section("What sets them apart", "Of the configurations.", _differences(named)),
+        _losses(drawn, "Training loss", lambda run: series.column(run.history, "loss")),
+        _losses(drawn, "Evaluated loss", _evaluated),
         _waiting(drawn),
         _quotas(drawn),
     ]
@@ -70,16 +73,7 @@ def render(runs: Sequence[files.Run]) -> str:
     return page.frame(f"{len(runs)} runs", "\n".join(body))
 
 
-_ENDED = "At the end of each run, or at its last line so far."
-_APART = "Fields of the configurations that are not the same in all runs."
-_TRAINING = (
-    "The loss of the rounds, each point the mean of a stretch of them. Over rounds and examples it "
-    "shows what an update and an example teach, whatever the speeds; over seconds, how soon."
-)
-_EVALUATED = "Of the first set that each run evaluates."
-
-
-def names(runs: Sequence[files.Run]) -> list[str]:
+def names(runs: Sequence[files.Written]) -> list[str]:
     """A name for each run: that of its directory, or as much of its path as sets it apart."""
     paths = [run.directory.absolute() for run in runs]
     found = [path.name for path in paths]
@@ -89,10 +83,6 @@ def names(runs: Sequence[files.Run]) -> list[str]:
     return [str(path.relative_to(shared)) for path in paths]
 
 
-def _with_summary(run: files.Run) -> files.Run:
-    return run if run.has_ended else run._replace(summary=files.so_far(run.config, run.history))
-
-
 def _style(index: int) -> tuple[str, str]:
     return canvas.WORKERS[index % canvas.NUM_COLOURS], _STYLES[index // canvas.NUM_COLOURS]
 
@@ -100,8 +90,9 @@ def _style(index: int) -> tuple[str, str]:
 def _curve(axes: Axes, x: FloatArray, y: FloatArray, index: int, count: int) -> None:
     """That of a run of so many; the first ones are wider, so that equal ones all show."""
     colour, shape = _style(index)
-    width = 1.6 + 1.2 * min(count - 1 - index, 3)
-    canvas.curve(axes, x, y, shape, colour=colour, linewidth=width)
+    width, at = 1.6 + 1.2 * min(count - 1 - index, 3), np.isfinite(y)
+    middle, mean, *_ = series.thin(x[at], y[at], points=_POINTS)
+    canvas.curve(axes, middle, mean, shape, colour=colour, linewidth=width)
 
 
 def _heads(runs: Named) -> list[str]:
@@ -174,12 +165,11 @@ def _flat(config: Record, prefix: str = "") -> dict[str, str]:
 # --- Pictures ---
 
 
-def _losses(
-    runs: Named, heading: str, caption: str, values: Callable[[files.Run], FloatArray]
-) -> str:
+def _losses(runs: Named, heading: str, values: Callable[[files.Written], FloatArray]) -> str:
     """Over rounds, examples and seconds; empty where no run has any."""
     if not any(np.isfinite(values(run)).any() for _, run in runs):
         return ""
+    caption = "Each point is the mean of a stretch of rounds."
     without = [name for name, run in runs if not series.has_clock(run.summary)]
     if without:
         caption += f" Without seconds, since it has no clock: {', '.join(without)}."
@@ -187,7 +177,7 @@ def _losses(
     return sections.section(heading, caption, draw, key=_key(runs))
 
 
-def _evaluated(run: files.Run) -> FloatArray:
+def _evaluated(run: files.Written) -> FloatArray:
     """Of the first evaluated set, f64[num_rounds]."""
     found = series.evaluations(run.history, "_loss")
     own = [values for name, values in found.items() if not name.startswith("worst_")]
@@ -196,58 +186,30 @@ def _evaluated(run: files.Run) -> FloatArray:
 
 @canvas.own_settings
 def _draw_losses(
-    runs: Named, heading: str, values: Callable[[files.Run], FloatArray], *, width: int
+    runs: Named, heading: str, values: Callable[[files.Written], FloatArray], *, width: int
 ) -> str:
-    longest = max(
-        (series.clock(r.history)[-1] for _, r in runs if series.has_clock(r.summary)), default=0.0
-    )
-    factor, unit = words.time_unit(float(longest))
-    abscissas: list[tuple[str, Callable[[files.Run], FloatArray | None]]] = [
-        ("rounds", lambda run: series.round_ids(run.history) + 1),
-        ("examples", lambda run: series.column(run.history, "examples_processed")),
+    clocks = [
+        series.clock(run.history) if series.has_clock(run.summary) else None for _, run in runs
+    ]
+    longest = max((float(secs[-1]) for secs in clocks if secs is not None), default=0.0)
+    factor, unit = words.time_unit(longest)
+    abscissas: list[tuple[str, str, list[FloatArray | None]]] = [
+        ("rounds", "rounds", [series.round_ids(run.history) + 1 for _, run in runs]),
+        ("examples", "examples", [series.column(r.history, "examples_processed") for _, r in runs]),
     ]
     if longest > 0:
-        abscissas.append((unit, lambda run: _seconds(run, factor)))
+        scaled = [None if secs is None else secs * factor for secs in clocks]
+        abscissas.append(("time", f"{unit} since the start", scaled))
     figure, panels = canvas.panels(width, len(abscissas), height=200, beside=width >= canvas.NARROW)
-    every = _stretch(values(run) for _, run in runs)
-    curves = [_thinned(values(run), every) for _, run in runs]
-    everything = np.concatenate([curve[1] for curve in curves])
-    for axes, (label, x_of) in zip(panels, abscissas, strict=True):
-        canvas.log_where_wide(axes, everything)
-        ends = [1.0]
-        for index, ((_, run), (picks, y)) in enumerate(zip(runs, curves, strict=True)):
-            x = x_of(run)
-            if x is None:
-                continue
-            _curve(axes, x[picks], y, index, len(runs))
-            ends.append(float(np.nanmax(x, initial=0.0)))
-        name = "time" if label == unit else label
-        told = f"{unit} since the start" if label == unit else label
-        canvas.finish(axes, f"over {name}", np.array(ends[1:] or ends), told)
-    told = " and ".join(f"over {label}" for label, _ in abscissas)
-    return canvas.to_svg(figure, f"{heading}-{width}", f"{heading} {told}")
-
-
-def _seconds(run: files.Run, factor: float) -> FloatArray | None:
-    return series.clock(run.history) * factor if series.has_clock(run.summary) else None
-
-
-def _stretch(values: Iterable[FloatArray]) -> int:
-    """How many numbers make a point, in all curves of a picture."""
-    return max(1, -(-max(int(np.isfinite(y).sum()) for y in values) // _POINTS))
-
-
-def _thinned(y: FloatArray, every: int) -> tuple[np.ndarray, FloatArray]:
-    """Places and heights of the points: means of stretches of so many known numbers.
-
-    A point stands at the end of its stretch, so that a curve ends where its run does.
-    """
-    known = np.flatnonzero(np.isfinite(y))
-    if not len(known):
-        return known, y[known]
-    starts = np.arange(0, len(known), every)
-    ends = np.append(starts[1:], len(known))
-    return known[ends - 1], np.add.reduceat(y[known], starts) / (ends - starts)
+    drawn = [values(run) for _, run in runs]
+    for axes, (name, label, columns) in zip(panels, abscissas, strict=True):
+        canvas.log_where_wide(axes, np.concatenate(drawn))
+        for index, (x, y) in enumerate(zip(columns, drawn, strict=True)):
+            if x is not None:
+                _curve(axes, x, y, index, len(runs))
+        known = np.concatenate([x for x in columns if x is not None])
+        canvas.finish(axes, f"over {name}", known, label)
+    return canvas.to_svg(figure, f"{heading}-{width}", heading)
 
 
 def _waiting(runs: Named) -> str:
@@ -263,12 +225,10 @@ def _waiting(runs: Named) -> str:
 def _draw_waiting(runs: Named, *, width: int) -> str:
     figure, (axes,) = canvas.panels(width, 1, height=170)
     ends, top = [], 1.0
-    every = _stretch(series.column(run.history, "waiting_fraction") for _, run in runs)
     for index, (_, run) in enumerate(runs):
         shown = series.full_rounds(run.history)
-        picks, y = _thinned(100 * series.column(shown, "waiting_fraction"), every)
-        ids = series.round_ids(shown)
-        _curve(axes, ids[picks], y, index, len(runs))
+        ids, y = series.round_ids(shown), 100 * series.column(shown, "waiting_fraction")
+        _curve(axes, ids, y, index, len(runs))
         ends.append(ids[-1] + 1)
         top = max(top, float(np.nanmax(y, initial=0.0)))
     axes.set_ylim(0, 1.08 * top)

@@ -15,7 +15,7 @@ from hetjax.report.series import Record
 _LEVELS = ("upper_rounds.jsonl", "lower_rounds.jsonl")
 
 
-class Run(NamedTuple):
+class Written(NamedTuple):
     """A run, as its workdir has it."""
 
     directory: pathlib.Path
@@ -39,7 +39,7 @@ class Run(NamedTuple):
         return all("quotas" in line and "round" in line for line in self.history[:1])
 
 
-def read(directory: pathlib.Path) -> Run:
+def read(directory: pathlib.Path) -> Written:
     """The run in a directory; a summary may be missing.
 
     Raises:
@@ -49,7 +49,7 @@ def read(directory: pathlib.Path) -> Run:
     config = _read_json(directory / "config.json")
     summary_path = directory / "summary.json"
     summary = _read_json(summary_path) if summary_path.exists() else {}
-    return Run(directory, config, summary, read_lines(directory / "metrics.jsonl"))
+    return Written(directory, config, summary, read_lines(directory / "metrics.jsonl"))
 
 
 def read_lines(path: pathlib.Path) -> list[dict[str, Any]]:
@@ -59,7 +59,7 @@ def read_lines(path: pathlib.Path) -> list[dict[str, Any]]:
         ValueError: as of `read`.
     """
     if not path.exists():
-        raise ValueError(f"{path} is missing: a work directory of a hetjax run has one")
+        raise ValueError(f"{path} is missing")
     found: list[dict[str, Any]] = []
     lines = path.read_text(encoding="utf-8").splitlines()
     for i, line in enumerate(lines):
@@ -79,7 +79,7 @@ def rounds_of_levels(directory: pathlib.Path) -> list[dict[str, Any]]:
 
 def _read_json(path: pathlib.Path) -> dict[str, Any]:
     if not path.exists():
-        raise ValueError(f"{path} is missing: a work directory of a hetjax run has one")
+        raise ValueError(f"{path} is missing")
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:

@@ -15,11 +15,9 @@ def bytes_of_worker(summary: Record, history: Sequence[Record]) -> float:
     sent = series.number(summary.get("bytes_sent_per_round"))
     if np.isnan(sent):
         known = series.column(history, "bytes_sent")
-        known = known[(known >= 0) & (known < 1e300 / max(len(known), 1))]
-        sent = float(known.mean()) if len(known) else float("nan")
-    workers = series.number(summary.get("num_workers"))
-    workers = workers if workers >= 1 else series.count_workers(history)
-    return sent / workers if workers > 1 and sent >= 0 else float("nan")
+        sent = float(np.nanmean(known)) if np.isfinite(known).any() else float("nan")
+    workers = summary.get("num_workers") or series.count_workers(history)
+    return sent / workers if workers > 1 else float("nan")
 
 
 def consensus(history: Sequence[Record], summary: Record) -> tuple[FloatArray, FloatArray]:
@@ -44,21 +42,9 @@ def draw_consensus(history: Sequence[Record], summary: Record, *, width: int) ->
 def mixing(summary: Record, history: Sequence[Record]) -> str:
     """Says how fast the replicas come together, by which exchanges, and what that sends."""
     part, sent = series.part(summary, "gossip"), bytes_of_worker(summary, history)
-    gap, exchanges = (series.number(part.get(name)) for name in ("spectral_gap", "num_exchanges"))
-    sentences = []
-    if np.isfinite(gap):
-        sentence = f"The spectral gap is {words.loss(gap)}"
-        if 0 <= gap <= 1:
-            sentence += (
-                f": mixing alone would leave at most {words.percent(1 - gap)} of the distance "
-                "after a round, averaged over the rounds"
-            )
-        sentences.append(f"{sentence}.")
-    if exchanges >= 0:
-        several = words.plural(exchanges, "exchange")
-        sentences.append(
-            f"Gossip has {several}; in an exchange a worker sends to one other at most."
-        )
-    if sent > 0:
-        sentences.append(f"A worker sends {words.size(sent)} a round.")
-    return " ".join(sentences)
+    text = (
+        f"The spectral gap is {words.loss(part['spectral_gap'])}: mixing alone would leave at most "
+        f"{words.percent(1 - part['spectral_gap'])} of the distance after a round, in the "
+        f"mean. Gossip has {words.plural(part['num_exchanges'], 'exchange')}."
+    )
+    return text + (f" A worker sends {words.size(sent)} a round." if sent > 0 else "")

@@ -20,23 +20,23 @@ Metrics = Mapping[str, Lines]
 
 
 @canvas.own_settings
-def draw_losses(history: Sequence[Record], summary: Record, *, width: int) -> str:
+def draw_losses(
+    history: Sequence[Record], summary: Record, *, width: int, most_panels: int = 2
+) -> str:
     """Training and evaluated loss against time, if there is a clock, and against epochs."""
-    abscissas = _abscissas(history, summary)
+    abscissas = _abscissas(history, summary)[:most_panels]
     figure, panels = canvas.panels(width, len(abscissas), height=190, beside=width >= canvas.NARROW)
-    for axes, against in zip(panels, abscissas, strict=True):
-        _draw_loss(axes, history, against)
+    train, evaluated = series.column(history, "loss"), series.evaluations(history, "loss")
+    for axes, (name, label, x) in zip(panels, abscissas, strict=True):
+        everything = np.concatenate([series.thin(x, train)[1], *evaluated.values()])
+        canvas.log_where_wide(axes, everything)
+        _draw(axes, x, (train, evaluated))
+        if not np.isfinite(everything).any():
+            axes.set_ylim(0, 1)
+            axes.set_title("no finite loss", y=0.5, va="center", fontsize=12, color=canvas.MUTED)
+        canvas.finish(axes, f"loss against {name}", x, label)
     label = "Loss " + " and ".join(f"against {against}" for against, *_ in abscissas)
     return canvas.to_svg(figure, f"losses-{width}", label)
-
-
-@canvas.own_settings
-def draw_loss(history: Sequence[Record], summary: Record, *, width: int) -> str:
-    """Training and evaluated loss in one panel: against time, if there is a clock, else epochs."""
-    against = _abscissas(history, summary)[0]
-    figure, (axes,) = canvas.panels(width, 1, height=190)
-    _draw_loss(axes, history, against)
-    return canvas.to_svg(figure, f"loss-{width}", f"Loss against {against[0]}")
 
 
 def _abscissas(history: Sequence[Record], summary: Record) -> list[tuple[str, str, FloatArray]]:
@@ -47,18 +47,6 @@ def _abscissas(history: Sequence[Record], summary: Record) -> list[tuple[str, st
     secs = series.clock(history)
     factor, unit = words.time_unit(np.nanmax(secs, initial=0.0))
     return [("time", f"{unit} since the start", secs * factor), against_epochs]
-
-
-def _draw_loss(axes: Axes, history: Sequence[Record], against: tuple[str, str, FloatArray]) -> None:
-    name, label, x = against
-    train, evaluated = series.column(history, "loss"), series.evaluations(history, "loss")
-    everything = np.concatenate([series.thin(x, train)[1], *evaluated.values()])
-    canvas.log_where_wide(axes, everything)
-    _draw(axes, x, (train, evaluated))
-    if not np.isfinite(everything).any():
-        axes.set_ylim(0, 1)
-        axes.set_title("no finite loss", y=0.5, va="center", fontsize=12, color=canvas.MUTED)
-    canvas.finish(axes, f"loss against {name}", x, label)
 
 
 @canvas.own_settings
@@ -80,21 +68,16 @@ def draw_accuracies(history: Sequence[Record], summary: Record, *, width: int) -
 
 @canvas.own_settings
 def draw_metrics(
-    name: str,
-    metrics: Metrics,
-    history: Sequence[Record],
-    summary: Record,
-    *,
-    width: int,
+    metrics: Metrics, history: Sequence[Record], summary: Record, *, width: int
 ) -> str:
-    """Metrics by their titles, against epochs, one below the other."""
+    """Metrics by their names, against epochs, one below the other."""
     x = series.epochs_done(history, summary)
     figure, panels = canvas.panels(width, len(metrics), height=100, gap=50)
-    for axes, (title, lines) in zip(panels, metrics.items(), strict=True):
+    for axes, (name, lines) in zip(panels, metrics.items(), strict=True):
         _draw(axes, x, lines)
-        no_formula = title.replace("$", r"\$")
+        no_formula = name.replace("_", " ").replace("$", r"\$")
         canvas.finish(axes, no_formula, x, "epochs" if axes is panels[-1] else "")
-    return canvas.to_svg(figure, f"{name}-{width}", f"{name.capitalize()} metrics against epochs")
+    return canvas.to_svg(figure, f"metrics-{width}", "Metrics against epochs")
 
 
 def _draw(axes: Axes, x: FloatArray, lines: Lines) -> None:

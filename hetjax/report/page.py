@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 import importlib.resources
+import json
 import pathlib
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
 
 import numpy as np
 
 from hetjax.report import sections, series, tables, tiles, words
 from hetjax.report.series import Record
-
-
-class Now(NamedTuple):
-    """Of a run that goes on."""
-
-    note: str
-    every_secs: int  # between two loads of its page
 
 
 def write_report(
@@ -36,13 +29,17 @@ def write_report(
 
 
 def render(
-    *, config: Record, summary: Record, history: Sequence[Record], now: Now | None = None
+    *,
+    config: Record,
+    summary: Record,
+    history: Sequence[Record],
+    notes: Sequence[str] = (),
+    every_secs: int = 0,
 ) -> str:
     """The report as the text of an HTML file; arguments as for `write_report`.
 
-    `now` says that the run goes on: the page tells so and loads itself anew.
+    Of a run that goes on there are `notes`, and the page loads itself anew `every_secs`.
     """
-    history = [record for record in history if isinstance(record, Mapping)]
     title = _title(config, summary, history)
     parts = [tiles.tiles(summary, history), *sections.sections(summary, history)]
     if history:
@@ -51,11 +48,11 @@ def render(
     return of_run(
         title,
         about=about(summary, "rounds", "epochs"),
-        notes=([] if now is None else [now.note]) + _notes(summary, history),
+        notes=[*notes, *_notes(summary, history)],
         parts=parts,
         config=config,
         summary=summary,
-        every_secs=0 if now is None else now.every_secs,
+        every_secs=every_secs,
     )
 
 
@@ -83,7 +80,8 @@ def of_run(
         ("Configuration", config),
         ("Summary, as written to summary.json", summary),
     ):
-        body.append(details(heading, f"<pre>{words.escaped(words.pretty(record))}</pre>"))
+        text = json.dumps(record, indent=2, default=str, ensure_ascii=False)
+        body.append(details(heading, f"<pre>{words.escaped(text)}</pre>"))
     return frame(title, "\n".join(part for part in body if part), every_secs=every_secs)
 
 
@@ -107,21 +105,10 @@ def details(heading: str, content: str) -> str:
 
 
 def _title(config: Record, summary: Record, history: Sequence[Record]) -> str:
-    names = [_name(config, "data", "dataset", "source"), _name(config, "model")]
+    names = [series.part(config, group).get("name", "") for group in ("data", "model")]
     workers = series.count_workers([*history, summary])
     names.append(words.plural(workers, "worker") if workers else "")
     return " · ".join(name for name in names if name) or "A run"
-
-
-def _name(config: Record, *fields: str) -> str:
-    """The name that a configuration gives a thing: `{"data": {"name": "x"}}` or a string."""
-    for field in fields:
-        value = config.get(field)
-        if isinstance(value, Mapping):
-            value = value.get("name") or value.get("dataset")
-        if isinstance(value, str) and value:
-            return value
-    return ""
 
 
 def about(summary: Record, *counts: str) -> str:
@@ -152,13 +139,9 @@ def endings(summary: Record, step: str) -> list[str]:
 def _notes(summary: Record, history: Sequence[Record]) -> list[str]:
     """What a reader must know before the numbers."""
     notes = endings(summary, "round")
-    said = summary.get("notes")
-    notes += [str(note) for note in said] if isinstance(said, list | tuple) else []
+    notes += summary.get("notes") or []
     if history and not series.has_clock(summary):
-        notes.append(
-            "No worker was given a speed, and they took turns on the devices: there are no times "
-            "of rounds. What the run took is its wall time."
-        )
+        notes.append("No worker was given a speed, so there are no times of rounds.")
     if not history:
         notes.append("No round was finished, so there is nothing to draw.")
     if told := words.overruns(summary):
@@ -167,16 +150,11 @@ def _notes(summary: Record, history: Sequence[Record]) -> list[str]:
     if skipped > 0:
         notes.append(f"{skipped:,.0f} examples were skipped because of non-finite numbers.")
     if without := summary.get("rounds_without_update"):
-        notes.append(
-            f"The weights of {without:,} of {len(history):,} rounds added up to 0 or less, so "
-            "these made no update."
-        )
+        notes.append(f"{without:,} of {len(history):,} rounds made no update: weights were 0.")
     notes += series.not_finite(history)
     bad = int(np.sum(np.isnan(series.column(history, "loss"))))
     if history and bad == len(history):
-        notes.append(
-            "No round has a training loss: the local rule adds up none, or no example counted."
-        )
+        notes.append("No round has a training loss.")
     elif bad:
         notes.append(f"{bad:,} of {len(history):,} rounds have no finite training loss.")
     return notes

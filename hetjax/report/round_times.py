@@ -45,7 +45,10 @@ def draw_round_times(history: Sequence[Record], summary: Record, *, width: int) 
     if 0 < equal < top:
         _level(axes, ids, np.full(len(ids), equal * factor), style=":", colour=canvas.MUTED)
         ends.append((equal * factor, "equal", "equal split", canvas.MUTED))
-    _carets(axes, ids[secs > top] + 0.5, top * factor)
+    late = ids[secs > top] + 0.5
+    late = late[:: len(late) // 60 + 1]  # about 60 triangles at most
+    height = np.full(len(late), 0.985 * top * factor)
+    axes.plot(late, height, "^", color=canvas.ACCENT, markersize=4, markeredgewidth=0)
     labels = [
         (place, f"{short} {place:.3g}" if narrow else f"{name} {place:.3g} {unit}", colour)
         for place, short, name, colour in ends
@@ -59,24 +62,11 @@ def _top(secs: FloatArray, best: FloatArray, equal: float) -> float:
     """The end of the axis, seconds. A few slow rounds must not squeeze all the others."""
     known = secs[np.isfinite(secs)]
     usual = float(np.quantile(known, 0.98)) if len(known) else 0.0
-    first = float(np.max(known[:3])) if len(known) else 0.0
-    top = 1.15 * max(usual, min(first, 3 * usual), np.nanmax(best, initial=0.0))
-    top = max(top, 1.1 * equal) if 0 < equal < 4 * max(top, 1e-12) else top
-    return top if top > 0 else 1.0
+    top = 1.15 * max(usual, np.nanmax(best, initial=0.0))
+    return (max(top, 1.1 * equal) if 0 < equal < 4 * top else top) or 1.0
 
 
 def _level(axes: Axes, ids: FloatArray, values: FloatArray, *, style: str, colour: str) -> None:
     keep = np.flatnonzero(np.append(True, values[1:] != values[:-1]))
-    if len(keep) > series.MAX_POINTS:
-        keep = keep[:: len(keep) // series.MAX_POINTS + 1]
     x, y = np.append(ids[keep], ids[-1] + 1), np.append(values[keep], values[-1])
     axes.plot(x, y, style, color=colour, linewidth=1.5, drawstyle="steps-post")
-
-
-def _carets(axes: Axes, x: FloatArray, top: float) -> None:
-    """Triangles at the top for rounds that took longer still, at most 60 of them."""
-    if not len(x):
-        return
-    x = x if len(x) <= 60 else x[:: len(x) // 60 + 1]
-    y = np.full(len(x), top * 0.985)
-    axes.plot(x, y, "^", color=canvas.ACCENT, markersize=4, markeredgewidth=0)

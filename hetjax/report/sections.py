@@ -36,7 +36,6 @@ def sections(summary: Record, history: Sequence[Record]) -> list[str]:
         has_clock and _round_times(summary, history),
         _losses(summary, history),
         _accuracies(summary, history),
-        _evaluated(summary, history),
         _metrics(summary, history),
         _gossip(summary, history),
     ]
@@ -70,16 +69,8 @@ def _timeline(summary: Record, history: Sequence[Record]) -> str:
     gate = gates.gate(summary)
     if not gate:
         caption += "With good quotas all bars of a round end together."
-    elif gate.get("in_flight") == "drop":
-        caption += (
-            "The gate closes a round before every quota is done and gives up what is in flight, "
-            "so that a bar may hold time that nothing came of."
-        )
     else:
-        caption += (
-            "The gate closes a round before every quota is done. What is in flight then is "
-            "finished, so the bars of a round need not end together."
-        )
+        caption += "The gate closes a round before every quota is done; bars need not end together."
     if np.nansum(series.matrix(history, "host_secs")) > 0:
         caption += " Before its bar a worker's process makes the update, by itself."
     waiting = series.column(series.full_rounds(history), "waiting_fraction")
@@ -112,12 +103,8 @@ def _timeline_key(num_workers: int, *, gated: bool) -> str:
 def _quotas(history: Sequence[Record]) -> str:
     caption = "Microbatches that each worker is given a round. "
     if series.count_workers(history) > canvas.NUM_COLOURS:
-        caption += "Bright is many, dark is few; rows of one colour have settled."
-    else:
-        caption += "Steps show where the quotas moved; flat lines have settled."
-    caption += (
-        " Single rounds of equal quotas are trials: adaptive quotas are compared with equal split."
-    )
+        caption += "Bright is many, dark is few. "
+    caption += "Single rounds of equal quotas are trials."
     return section("Quotas", caption + _left_out(history), partial(quotas.draw_quotas, history))
 
 
@@ -131,14 +118,9 @@ def _gate(summary: Record, history: Sequence[Record]) -> str:
         return section(heading, caption, None)
     if num_workers > gates.TABLE_WORKERS:
         caption += f" The table holds the {gates.TABLE_WORKERS} workers that returned most."
-    key = (
-        '<span><i class="computing"></i>finished</span>'
-        '<span><i class="returned"></i>returned</span>'
-    )
-    if num_workers > canvas.NUM_COLOURS:
-        caption, key = caption + " In the picture bright is finished, dark is returned.", ""
+    caption += " In the picture bright is finished, dark is returned."
     draw = partial(gates.draw_microbatches, history)
-    return section(heading, caption, draw, key=key, below=gates.table(history))
+    return section(heading, caption, draw, below=gates.table(history))
 
 
 def _round_times(summary: Record, history: Sequence[Record]) -> str:
@@ -148,10 +130,7 @@ def _round_times(summary: Record, history: Sequence[Record]) -> str:
     )
     optimum = series.column([summary, *history], "optimal_round_secs")
     if np.isfinite(optimum).any():
-        caption += (
-            " The optimum is that of the best whole-numbered quotas for the true speeds: "
-            "the closer the run lies to it, the less is left to gain."
-        )
+        caption += " The optimum is that of the best quotas for the true speeds."
     draw = partial(round_times.draw_round_times, history, summary)
     return section("Time of a round", caption + _left_out(history), draw)
 
@@ -162,12 +141,9 @@ def _left_out(history: Sequence[Record]) -> str:
 
 
 def _losses(summary: Record, history: Sequence[Record]) -> str:
-    caption = (
-        "Against time it shows how soon a loss is reached, which is what good quotas improve; "
-        "against epochs, how much each pass over the data teaches, whatever the speeds."
-    )
-    if not series.has_clock(summary):
-        caption = "Against epochs: how much each pass over the data teaches, whatever the speeds."
+    caption = "Against epochs: how much each pass over the data teaches, whatever the speeds."
+    if series.has_clock(summary):
+        caption = f"Against time: how soon a loss is reached. {caption}"
     has_training = bool(np.isfinite(series.column(history, "loss")).any())
     evaluated = series.evaluations(history, "loss")
     if not (has_training or evaluated):
@@ -188,48 +164,31 @@ def _accuracies(summary: Record, history: Sequence[Record]) -> str:
     return section("Accuracy", caption + _replicas(evaluated), draw, key=key)
 
 
-def _evaluated(summary: Record, history: Sequence[Record]) -> str:
-    """Empty if only losses and accuracies are evaluated."""
-    found = series.evaluated_metrics(history)
-    if not found:
-        return ""
-    ending, of_sets = max(list(found.items())[:MOST_METRICS], key=lambda item: len(item[1]))
-    lines: losses.Metrics = {name.replace("_", " "): (None, own) for name, own in found.items()}
-    caption = "Of the evaluated sets, at each evaluation." + _more(found) + _replicas(of_sets)
-    draw = partial(losses.draw_metrics, "evaluated", _first(lines), history, summary)
-    key = losses.key([name.removesuffix(f"_{ending}") for name in of_sets])
-    return section("Evaluated metrics", caption, draw, key=key)
-
-
 def _metrics(summary: Record, history: Sequence[Record]) -> str:
-    """Empty if the loss function returned none, or only those that are drawn elsewhere."""
-    found = series.training_metrics(history)
+    """Empty if there are none but losses, and accuracies that are drawn elsewhere."""
+    trained, evaluated = series.training_metrics(history), series.evaluated_metrics(history)
+    names = dict.fromkeys([*evaluated, *trained])
     if series.evaluations(history, "accuracy"):
-        found.pop("accuracy", None)
-    if not found:
+        names.pop("accuracy", None)
+    if not names:
         return ""
-    caption = "What the loss function returned beside its losses: the mean over each round."
-    lines: losses.Metrics = {name: (values, {}) for name, values in found.items()}
-    draw = partial(losses.draw_metrics, "training", _first(lines), history, summary)
-    return section("Training metrics", caption + _more(found), draw)
-
-
-def _first(metrics: losses.Metrics) -> losses.Metrics:
-    return dict(list(metrics.items())[:MOST_METRICS])
-
-
-def _more(found: Collection[str]) -> str:
-    return f" The first {MOST_METRICS} of {len(found)}." if len(found) > MOST_METRICS else ""
+    found = {name: (trained.get(name), evaluated.get(name, {})) for name in names}
+    ending, (_, of_sets) = max(found.items(), key=lambda item: len(item[1][1]))
+    caption = "In training the mean over each round; of evaluated sets, at each evaluation."
+    if len(found) > MOST_METRICS:
+        caption += f" The first {MOST_METRICS} of {len(found)}."
+    first = dict(list(found.items())[:MOST_METRICS])
+    draw = partial(losses.draw_metrics, first, history, summary)
+    sets = [name.removesuffix(f"_{ending}") for name in of_sets]
+    key = losses.key(sets, has_training=bool(trained))
+    return section("Metrics", caption + _replicas(of_sets), draw, key=key)
 
 
 def _replicas(found: Collection[str]) -> str:
     """Says whose numbers those of the test set are, if the replicas differ; else empty."""
-    if not any(name.startswith("test_") and f"worst_{name}" in found for name in found):
+    if not any(name.startswith("worst_") for name in found):
         return ""
-    return (
-        " The replicas differ: the test set is tried on the mean of their parameters and on the "
-        "worst of them, the one with the highest test loss."
-    )
+    return " The test set is tried on the mean of the replicas and on the worst of them."
 
 
 def _gossip(summary: Record, history: Sequence[Record]) -> str:
@@ -237,12 +196,9 @@ def _gossip(summary: Record, history: Sequence[Record]) -> str:
     if not series.part(summary, "gossip"):
         return ""
     caption = (
-        "The consensus distance is how far the replicas lie from the mean of their parameters, "
-        "as a root mean square over the workers, here relative to the mean's norm. It is "
-        "measured at the end of each epoch."
+        "How far the replicas lie from the mean of their parameters at the end of each epoch: a "
+        "root mean square over the workers, relative to the mean's norm."
     )
     drawn = len(gossip.consensus(history, summary)[0]) > 0
-    if not drawn:
-        caption += " None that was measured is finite and above zero."
     draw = partial(gossip.draw_consensus, history, summary) if drawn else None
     return section("Gossip", f"{caption}\n{gossip.mixing(summary, history)}".strip(), draw)

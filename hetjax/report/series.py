@@ -1,7 +1,7 @@
 """Which numbers do the records of a run hold? Series of the rounds, with NaN for gaps.
 
-A record is a line of ``metrics.jsonl``. Any of its fields may be missing. What is missing, not a
-number or infinite becomes NaN, so the pictures show it as a gap.
+A record is a line of ``metrics.jsonl``. Any of its fields may be missing. What is missing or
+infinite becomes NaN, so the pictures show it as a gap.
 """
 
 from __future__ import annotations
@@ -17,11 +17,9 @@ Record = Mapping[str, Any]
 FloatArray = np.ndarray
 
 
-def number(value: Any) -> float:
-    """`value` as a finite float, or NaN for what is missing, not a number or infinite."""
-    if isinstance(value, float | int | np.number):
-        return float(value) if np.isfinite(value) else float("nan")
-    return float("nan")
+def number(value: float | None) -> float:
+    """`value` as a finite float, or NaN for what is missing or infinite."""
+    return float("nan") if value is None or not np.isfinite(value) else float(value)
 
 
 def column(history: Sequence[Record], name: str) -> FloatArray:
@@ -29,19 +27,15 @@ def column(history: Sequence[Record], name: str) -> FloatArray:
     return _numbers([record.get(name) for record in history])
 
 
-def _numbers(values: list[Any]) -> FloatArray:
+def _numbers(values: list[float | None]) -> FloatArray:
     """`number` of each value, f64[len(values)]."""
-    try:  # the usual case, much faster; None becomes NaN
-        result = np.array(values, dtype=float).reshape(len(values))
-        return np.where(np.isfinite(result), result, np.nan)
-    except (TypeError, ValueError):
-        return np.array([number(value) for value in values], dtype=float)
+    found = np.array(values, dtype=float)  # None becomes NaN
+    return np.where(np.isfinite(found), found, np.nan)
 
 
 def part(record: Record, name: str) -> Record:
-    """Field `name` of a record if it is a record itself, else an empty one."""
-    found = record.get(name)
-    return found if isinstance(found, Mapping) else {}
+    """Field `name` of a record, a record itself; an empty one where there is none."""
+    return record.get(name) or {}
 
 
 def parts(history: Sequence[Record], name: str) -> list[Record]:
@@ -52,20 +46,18 @@ def parts(history: Sequence[Record], name: str) -> list[Record]:
 def matrix(history: Sequence[Record], name: str) -> FloatArray:
     """Field `name` of each round and worker, f64[num_rounds, num_workers], NaN for gaps."""
     num_workers = count_workers(history)
-    cells: list[Any] = []
+    cells: list[float | None] = []
     for record in history:
-        given = record.get(name)
-        known = list(given[:num_workers]) if isinstance(given, list | tuple | np.ndarray) else []
+        known = list(record.get(name) or ())[:num_workers]
         cells += known + [None] * (num_workers - len(known))
     return _numbers(cells).reshape(len(history), num_workers)
 
 
 def count_workers(history: Sequence[Record]) -> int:
     """The largest number of workers in any round; a run never changes it."""
-    names = ("quotas", "microbatches_done", "compute_secs", "present")
     ends = [*history[:20], *history[-20:]]
-    cells = (record.get(name) for record in ends for name in names)
-    return max((len(c) for c in cells if isinstance(c, list | tuple | np.ndarray)), default=0)
+    cells = (record.get(name) or () for record in ends for name in ("quotas", "compute_secs"))
+    return max(map(len, cells), default=0)
 
 
 def round_ids(history: Sequence[Record]) -> FloatArray:
@@ -76,19 +68,7 @@ def round_ids(history: Sequence[Record]) -> FloatArray:
 
 def full_rounds(history: Sequence[Record]) -> list[Record]:
     """The rounds without the short one that ends an epoch, which says nothing of speeds."""
-    if any("full" in record for record in history):
-        return [record for record in history if record.get("full", True)] or list(history)
-    if not history:
-        return []
-    budgets = np.nansum(matrix(history, "quotas"), axis=1)
-    values, counts = np.unique(budgets, return_counts=True)
-    usual = values[np.argmax(counts)]
-    epochs = [record.get("epoch") for record in history] + [None]
-    return [
-        record
-        for i, record in enumerate(history)
-        if budgets[i] >= usual or epochs[i] == epochs[i + 1]
-    ]
+    return [record for record in history if record.get("full", True)] or list(history)
 
 
 def epochs_done(history: Sequence[Record], summary: Record) -> FloatArray:
@@ -169,7 +149,7 @@ def training_metrics(history: Sequence[Record]) -> dict[str, FloatArray]:
 
 def drawable(x: FloatArray, y: FloatArray) -> tuple[FloatArray, FloatArray]:
     """The points whose heights a logarithmic axis can show."""
-    known = (x >= 0) & (x < 1e9) & (y > 1e-300) & (y < 1e300)
+    known = np.isfinite(x) & (y > 0)
     return x[known], y[known]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from hetjax.report import series, words
 from hetjax.report.series import Record
@@ -40,13 +40,11 @@ def _quotas(record: Record) -> str:
     return f"{done} of {given}" if given and done.strip(" -") and done != given else given
 
 
-def _numbers(values: object) -> str:
-    if not isinstance(values, list | tuple):
-        return ""
-    return " ".join(words.count(value) or "-" for value in values)
+def _numbers(values: Sequence[float] | None) -> str:
+    return " ".join(words.count(value) or "-" for value in values or ())
 
 
-def _evaluated(numbers: object) -> str:
-    if not isinstance(numbers, Mapping):
-        return ""
-    return ", ".join(f"{name} {series.number(value):.4g}" for name, value in numbers.items())
+def _evaluated(numbers: Record | None) -> str:
+    return ", ".join(
+        f"{name} {series.number(value):.4g}" for name, value in (numbers or {}).items()
+    )

@@ -29,14 +29,26 @@ class _Layout(NamedTuple):
 
 
 @canvas.own_settings
-def draw_timeline(history: Sequence[Record], *, width: int, rounds: int | None = None) -> str:
-    """Computing and waiting of each worker in the first and in the last `rounds` rounds."""
-    num_workers = series.count_workers(history)
+def draw_timeline(history: Sequence[Record], *, width: int) -> str:
+    """Computing and waiting of each worker in the first and in the last rounds."""
+    narrow, num_workers = width < canvas.NARROW, series.count_workers(history)
+    parts = series.first_and_last(history, 3 if narrow else 6)
     row = 25.0 if num_workers <= 8 else 17.0 if num_workers <= 16 else 300.0 / num_workers
-    figure, panels = canvas.worker_rows(history, rounds, width=width, row=row, foot=46)
-    longest = max(_lay_out(part).end() for _, part in panels)
+    left, head, foot, height = (30 if narrow else 66), 50, 46, row * num_workers
+    figure = canvas.make_figure(width, len(parts) * (head + height + foot))
+    step = 1 if num_workers <= 16 else 8 * -(-num_workers // 160)  # names stay apart
+    longest = max(_lay_out(part).end() for part in parts)
     factor, unit = words.time_unit(longest)
-    for axes, part in panels:
+    for i, part in enumerate(parts):
+        top = head + i * (head + height + foot)
+        axes = canvas.add_axes(figure, left, top, width - left - 8, height)
+        axes.set_ylim(num_workers - 0.5, -0.5)
+        workers = range(0, num_workers, step)
+        axes.set_yticks(workers, [f"w{j}" if narrow else f"worker {j}" for j in workers])
+        axes.tick_params(axis="y", labelcolor=canvas.INK)
+        axes.grid(False)
+        named = ("First rounds", "Last rounds")[i] if len(parts) > 1 else "All rounds"
+        canvas.title(axes, named, above=28)
         axes.set_xlim(0, max(longest, 1e-9) * factor)
         layout = _lay_out(part, factor=factor)
         _bars(axes, part, layout, factor=factor, row=row)
@@ -91,9 +103,9 @@ def _bars(
         waiting += [(split[i], end[i], j) for i in idle]
         if row >= ROW_WITH_TEXT:
             for i in np.flatnonzero((compute[:, j] > 16 * pixel) & np.isfinite(done[:, j])):
-                middle, text = start[i] + compute[i, j] / 2, f"{done[i, j]:.0f}"
-                size = 11 if row > 20 else 10
-                canvas.number(axes, middle, j, text, color=canvas.ink_on(colour), fontsize=size)
+                place: Any = {"ha": "center", "va": "center_baseline"}
+                place |= {"color": canvas.ink_on(colour), "fontsize": 11 if row > 20 else 10}
+                axes.text(start[i] + compute[i, j] / 2, j, f"{done[i, j]:.0f}", **place)
     style: dict[str, Any] = {"facecolor": "none", "hatch": "////", "alpha": 0.65}
     if row < ROW_WITH_TEXT:
         style = {"facecolor": canvas.MUTED, "alpha": 0.22}
@@ -107,13 +119,15 @@ def _round_names(axes: Axes, part: Sequence[Record], layout: _Layout) -> None:
         f"round {name:.0f}" if local > 62 * pixel else f"{name:.0f}" if local > 22 * pixel else ""
         for name, local in zip(series.round_ids(part), layout.local, strict=True)
     ]
-    canvas.name_rounds(axes, layout.start.tolist(), names)
+    above: dict[str, Any] = {"transform": axes.get_xaxis_transform(), "color": canvas.MUTED}
+    above |= {"va": "bottom", "clip_on": False}
+    for begun, name in zip(layout.start, names, strict=True):
+        axes.text(begun, 1.0, name, fontsize=11, **above)
+        axes.axvline(begun, color=canvas.GRID, linewidth=1)
     ends = np.append(layout.start[1:], axes.get_xlim()[1])
     for end, start, local, _, pause in zip(ends, *layout, strict=True):
         if pause > 0:
             factor, unit = words.time_unit(pause)
             wide = end - start - local > 54 * pixel
             text = f"// {pause * factor:.3g} {unit}" if wide else "//"
-            style: dict[str, Any] = {"transform": axes.get_xaxis_transform(), "fontsize": 10}
-            style |= {"color": canvas.MUTED, "va": "bottom", "clip_on": False}
-            axes.text(start + local + 3 * pixel, 1.0, text, **style)
+            axes.text(start + local + 3 * pixel, 1.0, text, fontsize=10, **above)

@@ -39,28 +39,24 @@ def watch(
         while not metrics.exists():
             time.sleep(_LOOK_SECS)
     say(f"writing {path} while the run goes on; open it in a browser. Ctrl-C ends this")
-    written: tuple[int, int] | None = None
+    written, until = -1, 0.0  # lines of the page, and when the next one may be drawn
     while True:
         ended = (directory / "summary.json").exists()
-        state = _state(metrics)
         began = time.monotonic()
-        if ended or state != written:
-            if (run := _read(directory)) is None:
-                time.sleep(_LOOK_SECS)
-                continue
-            if run.has_ended:
-                write(run, path)
-                say(f"the run has ended after {len(run.history):,} rounds: {path}")
-                return
-            write(run, path, every_secs=every_secs)
-            written = state
-        drawing_secs = time.monotonic() - began
-        until = began + max(every_secs, drawing_secs / _DRAWING_SHARE)
-        while time.monotonic() < until and not (directory / "summary.json").exists():
-            time.sleep(_LOOK_SECS)
+        run = _read(directory) if ended or began >= until else None
+        if run is not None and run.has_ended:
+            write(run, path)
+            say(f"the run has ended after {len(run.history):,} rounds: {path}")
+            return
+        if run is not None:
+            if len(run.history) != written:
+                write(run, path, every_secs=every_secs)
+                written = len(run.history)
+            until = began + max(every_secs, (time.monotonic() - began) / _DRAWING_SHARE)
+        time.sleep(_LOOK_SECS)
 
 
-def write(run: files.Run, path: pathlib.Path, *, every_secs: int = 0) -> None:
+def write(run: files.Written, path: pathlib.Path, *, every_secs: int = 0) -> None:
     """The page of a run of training as it is now; one that goes on says so and loads itself anew.
 
     Raises:
@@ -68,43 +64,35 @@ def write(run: files.Run, path: pathlib.Path, *, every_secs: int = 0) -> None:
     """
     if not run.is_training:
         raise ValueError(no_training(run))
-    summary, now = run.summary, None
+    summary, notes = run.summary, []
     if not run.has_ended:
         summary = files.so_far(run.config, run.history)
-        at = datetime.datetime.now().strftime("%H:%M:%S")
-        now = page.Now("The run goes on, or was killed; the report covers what was done.", 0)
+        notes.append("The run goes on, or was killed; the report covers what was done.")
         if every_secs:
-            told = f"The run goes on: {words.plural(len(run.history), 'round')} at {at}. This page "
-            told += f"is written anew as it goes, and loads itself every {every_secs} s."
-            now = page.Now(told, every_secs)
-    text = page.render(config=run.config, summary=summary, history=run.history, now=now)
+            at = datetime.datetime.now().strftime("%H:%M:%S")
+            told = f"The run goes on: {words.plural(len(run.history), 'round')} at {at}."
+            notes = [f"{told} This page loads itself every {every_secs} s."]
+    text = page.render(
+        config=run.config,
+        summary=summary,
+        history=run.history,
+        notes=notes,
+        every_secs=0 if run.has_ended else every_secs,
+    )
     new = path.with_name(f"{path.name}.new")
     new.write_text(text, encoding="utf-8", errors="replace")
     new.replace(path)
 
 
-def no_training(run: files.Run) -> str:
+def no_training(run: files.Written) -> str:
     """Why the run in a directory is none of training, and what to do."""
     place = run.directory
     if run.is_bilevel:
-        return (
-            f"{place} is a run of a bilevel problem, whose lines are outer steps; --watch and "
-            "several runs on one page are for runs of training. Its own report is written when "
-            f"it ends: python -m hetjax.report {place}"
-        )
-    return (
-        f"the lines of {place / 'metrics.jsonl'} are no rounds of training; give the workdir of a "
-        "run of hetjax.fit or of experiments.train"
-    )
+        return f"{place} is a run of a bilevel problem; --watch and several runs are for training"
+    return f"the lines of {place / 'metrics.jsonl'} are no rounds of training"
 
 
-def _state(path: pathlib.Path) -> tuple[int, int]:
-    """Of a file: another one when it has changed."""
-    found = path.stat()
-    return found.st_mtime_ns, found.st_size
-
-
-def _read(directory: pathlib.Path) -> files.Run | None:
+def _read(directory: pathlib.Path) -> files.Written | None:
     """The run; None while a run that begins anew replaces its files."""
     try:
         return files.read(directory)

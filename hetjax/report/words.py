@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -15,11 +14,6 @@ from hetjax.report.series import Record, number
 def escaped(value: Any) -> str:
     """`value` as text that HTML shows as it is, in an element and in an attribute."""
     return html.escape(str(value), quote=True)
-
-
-def pretty(record: Record) -> str:
-    """`record` as indented JSON."""
-    return json.dumps(record, indent=2, default=str, ensure_ascii=False)
 
 
 def table(head: Sequence[str], lines: Iterable[Sequence[str]], *, kind: str = "names") -> str:

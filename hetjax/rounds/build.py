@@ -1,6 +1,5 @@
 """Makes what never changes in a run, top to bottom; no loop, nothing is trained yet."""
 
-import dataclasses
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -19,9 +18,9 @@ from hetjax.local import embeddings, gradients, rules, stepped
 from hetjax.losses import loss as losses_lib
 from hetjax.losses import stateful
 from hetjax.processes import beacons as beacons_lib
-from hetjax.processes import gathering, solutions
+from hetjax.processes import gathering, solutions, ways
 from hetjax.processes import meeting as meeting_lib
-from hetjax.quota import asking
+from hetjax.quota import policies
 from hetjax.rounds import programs, state
 from hetjax.rounds import setup as setup_lib
 
@@ -75,10 +74,10 @@ def build(
 
     # What the rounds are made of.
     methods = setup_lib.Methods(
-        policy=asking.of_epochs(chosen.quota, programs.rounds_of(config, len(source))),
+        policy=policies.of_epochs(chosen.quota, programs.rounds_of(config, len(source))),
         order=chosen.ordering,
         observer=observer,
-        reducer=chosen.reducer.for_run(topology.Facts(num_workers, config.seed, solved)),
+        reducer=chosen.reducer.for_run(topology.RunFacts(num_workers, config.seed, solved)),
         gate=chosen.gate,
     )
     cluster, emulated = make_cluster(config), bool(config.cluster.secs_per_microbatch)
@@ -201,7 +200,7 @@ def _meet(where: mesh_lib.Placement, reducer: topology.Reducer) -> meeting_lib.M
             f"rounds slower. Call hetjax.use_cpu_workers({num_workers}) before JAX is first used"
         )
     reducer.tell_if_alone(num_workers)
-    return meeting_lib.make(where.mesh, num_workers)
+    return ways.make(where.mesh, num_workers)
 
 
 def place_workers(config: config_lib.ExperimentConfig) -> mesh_lib.Placement:
@@ -313,13 +312,12 @@ def make_cluster(config: config_lib.ExperimentConfig) -> emulate.EmulatedCluster
     cluster = config.cluster
     if not cluster.secs_per_microbatch and not cluster.changes:
         return None
-    changes = tuple(emulate.Change(**dataclasses.asdict(c)) for c in cluster.changes)
     return emulate.EmulatedCluster(
         cluster.secs_per_microbatch or (1.0,) * cluster.num_workers,
         cluster.overhead_secs,
         delay=cluster.delay,
         delay_cv=cluster.delay_cv,
         delay_per=cluster.delay_per,
-        changes=changes,
+        changes=cluster.changes,
         seed=config.seed if cluster.seed < 0 else cluster.seed,
     )

@@ -16,7 +16,7 @@ import optax
 
 from hetjax import compiled, debugging, messages, starting, types
 from hetjax.config import experiment as config_lib
-from hetjax.data import feeding, sources, stream
+from hetjax.data import sources, stream
 from hetjax.inputs import arguments
 from hetjax.inputs import refusals as inputs
 from hetjax.local import rules as rules_lib
@@ -167,7 +167,8 @@ class Engine:
     def end_of_source(self, state: RoundsState | RunState) -> str:
         """Where an iterable has ended within an epoch, and all that came is done: what to tell."""
         rounds = state.rounds if isinstance(state, RunState) else state
-        return feeding.end(self.setup.feed, self.setup.stream, rounds.stream, self.config.budget)
+        feed, stream = self.setup.feed, self.setup.stream
+        return feed.end(stream, rounds.stream, self.config.budget) if feed.reads_all else ""
 
     def sum(
         self,

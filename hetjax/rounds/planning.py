@@ -13,7 +13,7 @@ from hetjax import quota, types
 from hetjax.checkpoints import leaves
 from hetjax.data import stream as stream_lib
 from hetjax.local import stepped
-from hetjax.quota import asking
+from hetjax.quota import policies
 from hetjax.rounds import setup as setup_lib
 from hetjax.rounds.run_state import Executed, Plan, RoundsState
 
@@ -158,7 +158,7 @@ def _assign(
         gated = setup.methods.gate.closes
         total = total or stream.total(state.stream, config.budget, gated=gated)
         if setup.asks_policy:
-            quotas, policy = asking.assigned(setup.methods.policy, policy, total, caps)
+            quotas, policy = policies.assigned(setup.methods.policy, policy, total, caps)
             _check_kept(setup, policy, "assign(state, total, caps)")
         else:
             quotas = np.array([total])

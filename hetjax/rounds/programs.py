@@ -19,7 +19,6 @@ from hetjax.local import fused, jitted, rules, stepped
 from hetjax.local.virtual import Virtual
 from hetjax.processes import board as board_lib
 from hetjax.processes import meeting as meeting_lib
-from hetjax.processes import shared_sums
 from hetjax.rounds import setup as setup_lib
 from hetjax.rounds import sync
 
@@ -52,7 +51,7 @@ class Maker:
         mesh = self.where.mesh
         sums = _make_sums(self, rule)
         has_more = observer is not None or rule.keeps_worker or jax.tree.leaves(self.model.state)
-        if self.company.meeting.shares_gpu and (has_more or not sums.meet_before):
+        if not self.company.meeting.has_collectives and (has_more or not sums.meet_before):
             raise ValueError(self._refusal(rule))
         if mesh is None:  # as `mesh_lib.place`
             of_rows: Any = jax.sharding.SingleDeviceSharding(self.where.devices[0])
@@ -115,14 +114,14 @@ def weighting(config: config_lib.ExperimentConfig, *, gossips: bool) -> str:
     return config.data.weighting if has_parts else "example"
 
 
-def _make_sums(common: Maker, rule: rules.LocalRule) -> shared_sums.Sums:
+def _make_sums(common: Maker, rule: rules.LocalRule) -> meeting_lib.Sums:
     """How the sums meet: before the sync program where they are one plain sum."""
     is_plain, meeting = common.methods.reducer.is_plain_sum, common.company.meeting
     in_one_unit = rule.weight_grads is None and weighting(common.config, gossips=False) == "example"
     if is_plain and in_one_unit and not meeting.alone:
         shapes = rules.contribution_shapes(rule, *common.model)
         return meeting.sums(shapes)
-    return shared_sums.Sums()
+    return meeting_lib.Sums()
 
 
 def _make_sync(
@@ -130,7 +129,7 @@ def _make_sync(
     steps: rules.LocalSteps,
     observer: ordering.Observer | None,
     optimizer: optax.GradientTransformation | None,
-    sums: shared_sums.Sums,
+    sums: meeting_lib.Sums,
     *,
     finishes: bool,
 ) -> jitted.InPlace:

@@ -83,7 +83,7 @@ def _of_shared(coordinate: Callable) -> Callable:
     return of_rows
 
 
-def _nothing(params: types.PyTree, active: Any) -> types.PyTree:
+def _nothing(params: types.PyTree, active: types.Exchanges) -> types.PyTree:
     del active
     return params
 
@@ -126,7 +126,7 @@ def reduce(
 
     The third is bool[], whether nobody has anything to update from.
 
-    `weighting.parts` says how the sums of each worker count, and what divides them: that comes from
+    `weighting.counting` says how the sums of each worker count, and what divides them: this is of
     the metrics, so the reducer is given sums alone. Where the weights depend on the parameters,
     each worker first takes the mean loss times the derivative of its weights off its sums.
 
@@ -147,7 +147,7 @@ def reduce(
         sums, weight = how.totals(contributed, metrics)
         reduced = Reduced(sums, weight, contributed.own, change, num_examples)
         return reduced, metrics, ~(weight > 0)
-    parts = weighting_lib.parts(
+    counting = weighting_lib.counting(
         how.weighting,
         metrics,
         shares,
@@ -160,21 +160,21 @@ def reduce(
         rank = jax.lax.axis_index(mesh_lib.WORKER_AXIS)
         sums, own = contributed.sums, contributed.own
         if jax.tree.leaves(contributed.weight_grads):
-            mean = parts.mean_loss[rank]
+            mean = counting.mean_loss[rank]
             sums = jax.tree.map(
                 lambda a, b: a - mean.astype(a.dtype) * b, sums, contributed.weight_grads
             )
-        if parts.scale is not None:
-            scale = parts.scale[rank]
+        if counting.scale is not None:
+            scale = counting.scale[rank]
             sums, own = jax.tree.map(lambda x: x * scale.astype(x.dtype), (sums, own))
-        return sums, own, parts.divisor[rank]
+        return sums, own, counting.divisor[rank]
 
     with jax.named_scope("reduce"):
         sums, own, divisor = form.each(counted)(contributed)
         added_up = form.sum(sums)
         how.reducer.check(sums, added_up)
         reduced = Reduced(added_up, divisor, own, change, num_examples)
-        return reduced, metrics, ~jnp.any(parts.divisor > 0)
+        return reduced, metrics, ~jnp.any(counting.divisor > 0)
 
 
 def _state_change(

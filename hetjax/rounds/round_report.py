@@ -132,7 +132,7 @@ class Report:
         if (totals.worker_weights[totals.example_count > 0] > 0).all():
             return float(totals.weight_sum)
         gossips = self._setup.methods.reducer.mixing is not None
-        found = weighting_lib.parts(
+        found = weighting_lib.counting(
             programs.weighting(config, gossips=gossips),
             totals,
             jax.numpy.asarray(self._setup.stream.shares),
@@ -185,14 +185,14 @@ class Report:
         position = int(self.totals.nonfinite_microbatch[worker])
         rows = plan.local.assigned.microbatches(worker)[: position + 1]
         told = f"{self._cause(worker, rows)} ".lstrip()
-        or_skip = ", look at these examples, or set nonfinite='skip' to leave such microbatches out"
+        way = "Lower the learning rate or clip gradients"
         is_one_sum = self._setup.programs.embedding is not None  # over the examples of all workers
-        if is_one_sum or not self._plan.programs.updates:  # of a sum that others go on from
-            or_skip = ", or look at these examples"
+        if self._plan.programs.updates and not is_one_sum:  # else others go on from the sum
+            way += ", or set nonfinite='skip'"
+        index = plan.local.round_index
         raise NonFiniteError(
-            f"round {plan.local.round_index}: the loss or a gradient of worker {worker}'s "
-            f"microbatch {position} is not finite (examples {nonfinite.shown(rows[-1])}). "
-            f"{told}The state before was kept. Lower the learning rate, clip gradients{or_skip}"
+            f"round {index}: the loss or a gradient of worker {worker}'s microbatch {position} is "
+            f"not finite (examples {nonfinite.shown(rows[-1])}). {told}{way}"
         )
 
     def _cause(self, worker: int, rows: np.ndarray) -> str:

@@ -122,13 +122,13 @@ class Plan(NamedTuple):
     policy: Any  # after it has assigned the quotas
     passes: np.ndarray  # i64[W]
     signed: bool  # whether the order needs signs of its examples
-    active: Any  # exchanges of a reducer that gossips: bool[M], or ()
+    active: types.Exchanges  # exchanges of a reducer that gossips: bool[M], or ()
     programs: setup_lib.Programs  # that it runs
     given: types.PyTree = ()  # values of the round, the same for all workers
     is_again: bool = False  # its microbatches are those of a round that is past
 
 
-def digests_of(local: stepped.LocalPlan, active: Any) -> tuple[int, ...]:
+def digests_of(local: stepped.LocalPlan, active: types.Exchanges) -> tuple[int, ...]:
     """Numbers, for each of `gathering.PLANNED`: the same where two plans of a round are.
 
     All that decides what a process computes in the round and which collectives it takes part in;

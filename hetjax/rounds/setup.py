@@ -23,7 +23,7 @@ from hetjax.local import embeddings, jitted, rules, stepped
 from hetjax.losses import loss as losses_lib
 from hetjax.losses import stateful
 from hetjax.processes import beacons as beacons_lib
-from hetjax.processes import gathering, shared_sums, solutions
+from hetjax.processes import gathering, solutions
 from hetjax.processes import meeting as meeting_lib
 from hetjax.rounds import sync
 from hetjax.topology import reducers
@@ -71,7 +71,7 @@ class Programs(NamedTuple):
     local: stepped.LocalPhase
     begin: Callable  # (params, kept, given=()) -> carried
     sync: jitted.InPlace
-    sums: shared_sums.Sums
+    sums: meeting_lib.Sums
     steps: rules.LocalSteps
     finishes_late: bool  # what the workers carry is finished in the synchronisation
 

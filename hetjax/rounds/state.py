@@ -163,8 +163,7 @@ def check_equal(tree: types.PyTree, reducer: str) -> None:
         if workers.size:
             raise ValueError(
                 f"{reducer}: keeps_replicas_equal=True, and {jax.tree_util.keystr(path)} of worker "
-                f"{', '.join(map(str, workers.tolist()))} differs from worker 0's; see "
-                f"topology.reducers.gossiping"
+                f"{', '.join(map(str, workers.tolist()))} differs from worker 0's"
             )
 
 

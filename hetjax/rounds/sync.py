@@ -67,7 +67,7 @@ def make_sync(
         observer: the ordering's device part, if it needs evidence.
         weighting: one of `weighting.WEIGHTINGS`: what is minimised.
         stop_on_nonfinite: leave the state as it was where any microbatch was not finite.
-        totals: of `shared_sums`, where the sums have met before; in the collective form alone.
+        totals: of `meeting.Sums`, where the sums have met before; in the collective form alone.
         finishes: it is given what the workers carry, and finishes it; in the collective form alone.
         ema: decay of the average of parameters and model's state; 0: there is none.
 
@@ -102,7 +102,7 @@ def make_sync(
         state: Any,
         contributed: types.Contribution,
         shares: jax.Array,
-        active: Any,
+        active: types.Exchanges,
         metrics: types.SyncMetrics | tuple[()] = (),
         given: types.PyTree = (),
     ) -> Synchronised:
@@ -130,7 +130,7 @@ def _on_mesh(body: SyncFn, mesh: Mesh, finish: Callable | None) -> SyncFn:
     """The collective form: the body on each device, for the one row that is there."""
 
     def body_of_rows(
-        state: Any, contributed: Any, shares: Any, active: Any, metrics: Any, given: Any
+        state: Any, contributed: Any, shares: Any, active: types.Exchanges, metrics: Any, given: Any
     ) -> Synchronised:
         own, opened = trees.first_row((state, packing.unpack(contributed)))
         if finish is not None:
@@ -159,7 +159,7 @@ def _on_mesh(body: SyncFn, mesh: Mesh, finish: Callable | None) -> SyncFn:
         state: Any,
         contributed: types.Contribution,
         shares: jax.Array,
-        active: Any,
+        active: types.Exchanges,
         metrics: types.SyncMetrics | tuple[()] = (),
         given: types.PyTree = (),
     ) -> Synchronised:

@@ -1,7 +1,7 @@
 """The last step of a synchronisation: each worker's update from what was reduced."""
 
 import functools
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +9,7 @@ import optax
 
 from hetjax import mesh as mesh_lib
 from hetjax import trees, types
+from hetjax.inputs import extra_arguments
 from hetjax.losses import stateful
 from hetjax.rounds.reduce import Form, Reduced
 from hetjax.topology import reducers
@@ -19,7 +20,7 @@ _AXIS = mesh_lib.WORKER_AXIS
 class How(NamedTuple):
     """How a run updates."""
 
-    optimizer: optax.GradientTransformationExtraArgs | None  # None: a round without update
+    optimizer: extra_arguments.Asked | None  # None: a round without update
     nominal_examples: int  # of a full round, the unit in which schedules count
     mixing: reducers.Mixing | None = None  # of a reducer that gossips
     stop_on_nonfinite: bool = True  # such a round leaves the state as it was
@@ -35,7 +36,7 @@ def update(
     metrics: types.SyncMetrics,
     is_empty: jax.Array,
     *,
-    active: Any = (),
+    active: types.Exchanges = (),
 ) -> tuple[types.TrainState, types.UpdateSize]:
     """The state after the round, and how far the update went.
 
@@ -92,7 +93,7 @@ def mean(
     metrics: types.SyncMetrics,
     is_empty: jax.Array,
     *,
-    active: Any = (),
+    active: types.Exchanges = (),
 ) -> tuple[types.Kept, types.PyTree, types.PyTree]:
     """`(kept, mean contribution, own sums)` of a round without update; arguments as of `update`."""
     with jax.named_scope("mean"):
@@ -145,13 +146,10 @@ def _update_worker(
     base_params, base_state = base
     scale = _scale(reduced)
     grads = jax.tree.map(lambda g, p: (g * scale).astype(p.dtype), reduced.sums, state.params)
-    updates, opt_state = how.optimizer.update(
-        grads,
-        state.opt_state,
-        state.params,
-        value=metrics.loss_sum / jnp.where(metrics.weight_sum > 0, metrics.weight_sum, 1),
-        progress=state.progress_rounds,
-    )
+    value = metrics.loss_sum / jnp.where(metrics.weight_sum > 0, metrics.weight_sum, 1)
+    given, progress = (grads, state.opt_state, state.params), state.progress_rounds
+    grads, extra = how.optimizer.arguments(*given, value=value, progress=progress)
+    updates, opt_state = how.optimizer.plain.update(grads, *given[1:], **extra)
     params = optax.apply_updates(base_params, updates)
     if how.mixing is not None:
         params, opt_state = trees.select(

@@ -100,7 +100,7 @@ def of_sums(
     engine.warmed_up(kind, given)
 
 
-def _touch_memory(setup: Any) -> None:
+def _touch_memory(setup: setup_lib.Setup) -> None:
     if setup.company.meeting.keeps_memory and setup.where.own_device.platform == "cpu":
         copy = sum(leaf.nbytes for leaf in jax.tree.leaves(setup.begun.params))
         mesh_lib.touch_memory(copy // len(setup.where.devices) * len(setup.where.own))

@@ -29,18 +29,18 @@ from hetjax.topology.mixing import (
     mixing_matrices,
     spectral_gap,
 )
-from hetjax.topology.reducer import Facts, Mixing, Reducer, Reduction
+from hetjax.topology.reducer import Mixing, Reducer, Reduction, RunFacts
 from hetjax.topology.schedules import Schedule, matcha_schedule
 
 __all__ = [
     "GRAPHS",
     "REDUCERS",
-    "Facts",
     "Graph",
     "Mixing",
     "PeriodicGraph",
     "Reducer",
     "Reduction",
+    "RunFacts",
     "Schedule",
     "all_reduce",
     "check_mixing_matrix",

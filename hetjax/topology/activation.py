@@ -24,10 +24,7 @@ class Problem:
         link_secs: ArrayLike | None,
     ):
         if not 0 < budget <= 1:
-            raise ValueError(
-                f"budget is {budget!r}; it must be above 0 and at most 1, the part of the "
-                "matchings that a round may use on average."
-            )
+            raise ValueError(f"budget is {budget!r}, must be above 0 and at most 1")
         self.matchings = tuple(
             _checked_matching(j, m, num_workers) for j, m in enumerate(matchings)
         )
@@ -40,8 +37,7 @@ class Problem:
         secs = np.ones(self.num_matchings) if link_secs is None else np.asarray(link_secs, float)
         if secs.shape != (self.num_matchings,) or not (np.isfinite(secs) & (secs > 0)).all():
             raise ValueError(
-                f"link_secs is {link_secs!r}; it must be {self.num_matchings} numbers above 0, "
-                "the seconds of each matching."
+                f"link_secs is {link_secs!r}, must be {self.num_matchings} numbers above 0"
             )
         self.budget = float(budget)
         self.secs = secs / secs.sum() if self.num_matchings else secs
@@ -105,12 +101,7 @@ class Problem:
 
 def _checked_matching(number: int, matching: ArrayLike, num_workers: int) -> np.ndarray:
     edges = graphs.checked_edges(matching, num_workers)
-    if not len(edges):
-        raise ValueError(f"matching {number} has no edges; leave it out.")
-    uses = np.bincount(edges.ravel())
-    if uses.max() > 1:
-        raise ValueError(
-            f"matching {number} is none: worker {uses.argmax()} is in {uses.max()} of its edges; "
-            "each worker may be in one. decompose_matchings makes matchings from edges."
-        )
+    uses = np.bincount(edges.ravel(), minlength=1)
+    if uses.max() != 1:
+        raise ValueError(f"matching {number} must have edges, at most one of each worker")
     return edges

@@ -46,11 +46,8 @@ class Graph(shown.Shown):
 
     def __post_init__(self) -> None:
         _check_num_workers(self.num_workers)
-        try:
-            edges = checked_edges(self.edges, self.num_workers)
-            check_connected(edges, self.num_workers)
-        except ValueError as error:
-            raise ValueError(f"{error} It is the graph {self.name!r}.") from None
+        edges = checked_edges(self.edges, self.num_workers)
+        check_connected(edges, self.num_workers)
         edges.flags.writeable = False
         object.__setattr__(self, "edges", edges)
 
@@ -92,22 +89,17 @@ class PeriodicGraph(shown.Shown):
 
     def __post_init__(self) -> None:
         _check_num_workers(self.num_workers)
-        if not len(self.phases):
-            raise ValueError(f"{_PLACE}{self.name!r} has no phases; give one or more.")
         workers = np.arange(self.num_workers)
         phases = tuple(np.array(phase) for phase in self.phases)
         for number, phase in enumerate(phases):
             if phase.dtype.kind not in "iu" or not np.array_equal(np.sort(phase), workers):
                 raise ValueError(
-                    f"{_PLACE}phase {number} is {phase.tolist()}; it must name each of the "
-                    f"workers 0 to {self.num_workers - 1} exactly once, so that each one sends "
-                    f"once and receives once. It is the graph {self.name!r}."
+                    f"{_PLACE}phase {number} is {phase.tolist()}, must be each worker exactly once"
                 )
             still = np.flatnonzero(phase == workers)
             if self.num_workers > 1 and still.size:
                 raise ValueError(
-                    f"{_PLACE}in phase {number} worker {still[0]} receives from itself; give it "
-                    f"another worker to receive from. It is the graph {self.name!r}."
+                    f"{_PLACE}in phase {number} worker {still[0]} receives from itself"
                 )
             phase.flags.writeable = False
         # As many arcs enter a worker as leave it, so connected implies strongly connected.
@@ -133,7 +125,6 @@ def star(num_workers: int) -> Graph:
       >>> star(4).edges.tolist()
       [[0, 1], [0, 2], [0, 3]]
     """
-    _check_num_workers(num_workers)
     others = np.arange(1, num_workers)
     return Graph("star", num_workers, np.stack([np.zeros_like(others), others], axis=1))
 
@@ -145,7 +136,6 @@ def complete(num_workers: int) -> Graph:
       >>> complete(3).edges.tolist()
       [[0, 1], [0, 2], [1, 2]]
     """
-    _check_num_workers(num_workers)
     return Graph("complete", num_workers, np.stack(np.triu_indices(num_workers, 1), axis=1))
 
 
@@ -164,12 +154,9 @@ def torus(num_workers: int) -> Graph:
     _check_num_workers(num_workers)
     rows = _torus_rows(num_workers)
     if rows == 1 and num_workers > 3:
-        near = [n for n in (num_workers - 1, num_workers + 1) if _torus_rows(n) > 1]
-        sizes = " or ".join(f"{n} = {_torus_rows(n)} x {n // _torus_rows(n)}" for n in near)
         raise ValueError(
-            f"{_PLACE}a torus of {num_workers} workers is not possible: {num_workers} is prime, "
-            f"and the torus needs rows x columns with both at least 2. Use {sizes} workers, or "
-            "the graph 'ring'."
+            f"{_PLACE}a torus of {num_workers} workers is not possible, since it is prime; add or "
+            "leave out one"
         )
     grid = np.arange(num_workers).reshape(rows, -1)
     steps = [np.stack([grid, np.roll(grid, -1, axis)], axis=-1).reshape(-1, 2) for axis in (0, 1)]
@@ -189,7 +176,6 @@ def exponential(num_workers: int) -> Graph:
       decentralized deep training", 2021, arXiv 2110.13363. Its graph is directed (i receives
       from i − 2^k only). This one has the links in both directions, so W is symmetric.
     """
-    _check_num_workers(num_workers)
     return _shifts("exponential", num_workers, _powers(num_workers))
 
 
@@ -212,12 +198,8 @@ def random_graph(num_workers: int, *, degree: int = 4, seed: int = 0) -> Graph:
       >>> random_graph(10, degree=3).neighbours(0).size
       3
     """
-    _check_num_workers(num_workers)
     if not isinstance(degree, numbers.Integral) or degree < 2:
-        raise ValueError(
-            f"{_PLACE}degree is {degree!r}; a random graph needs a whole number, 2 or more, "
-            "because it begins with a cycle through all workers."
-        )
+        raise ValueError(f"{_PLACE}degree is {degree!r}, must be an integer of at least 2")
     if degree >= num_workers - 1:
         return dataclasses.replace(complete(num_workers), name="random")
     rng = np.random.default_rng(seed)
@@ -249,7 +231,6 @@ def one_peer_exponential(num_workers: int) -> PeriodicGraph:
       Ying, Yuan, Chen, Hu, Pan, Yin, "Exponential graph is provably efficient for
       decentralized deep training", 2021, arXiv 2110.13363.
     """
-    _check_num_workers(num_workers)
     workers = np.arange(num_workers)
     shifts = _powers(num_workers) or [0]
     phases = tuple((workers - shift) % num_workers for shift in shifts)
@@ -289,18 +270,12 @@ def make_graph(
         return random_graph(num_workers, degree=degree, seed=seed)
     if text in GRAPHS:
         return GRAPHS[text](num_workers)
-    if not re.search(r"\d", text):
+    items = text.replace(",", " ").split()
+    if not items or not all(re.fullmatch(r"[0-9]+-[0-9]+", item) for item in items):
         raise ValueError(
             f"{_PLACE}{text!r} is no graph.{options.nearest(text, list(GRAPHS))} Allowed are "
-            f"{', '.join(GRAPHS)}, or edges such as '0-1,1-2,2-3'."
+            f"{', '.join(GRAPHS)}, or edges such as '0-1,1-2'."
         )
-    items = text.replace(",", " ").split()
-    for item in items:
-        if not re.fullmatch(r"[0-9]+-[0-9]+", item):
-            raise ValueError(
-                f"{_PLACE}{item!r} in {text!r} is no edge; write two workers with a hyphen, such "
-                f"as '0-1,1-2,2-3', or one of {', '.join(GRAPHS)}."
-            )
     return Graph("edges", num_workers, np.array([item.split("-") for item in items], np.int64))
 
 
@@ -311,23 +286,18 @@ def checked_edges(edges: ArrayLike, num_workers: int) -> np.ndarray:
         return np.zeros((0, 2), np.int64)
     if pairs.ndim != 2 or pairs.shape[1] != 2 or pairs.dtype.kind not in "iu":
         raise ValueError(
-            f"{_PLACE}edges have shape {pairs.shape} and type {pairs.dtype}; give pairs of whole "
-            "numbers, [num_edges, 2]."
+            f"{_PLACE}edges are {pairs.dtype}{list(pairs.shape)}, must be integers [num_edges, 2]"
         )
     outside = np.flatnonzero(((pairs < 0) | (pairs >= num_workers)).any(axis=1))
     if outside.size:
         i, j = pairs[outside[0]]
         raise ValueError(
-            f"{_PLACE}edge {i}-{j} names a worker that is not there; the {num_workers} workers "
-            f"are 0 to {num_workers - 1}."
+            f"{_PLACE}edge {i}-{j} names a worker that is not one of 0 to {num_workers - 1}"
         )
     loops = np.flatnonzero(pairs[:, 0] == pairs[:, 1])
     if loops.size:
         i = pairs[loops[0], 0]
-        raise ValueError(
-            f"{_PLACE}edge {i}-{i} joins worker {i} to itself; leave it out, each worker keeps "
-            "a part of its own parameters anyway."
-        )
+        raise ValueError(f"{_PLACE}edge {i}-{i} joins worker {i} to itself; leave it out")
     codes = _distinct(_codes(*pairs.astype(np.int64).T))
     return np.stack(_ends(codes), axis=1)
 
@@ -341,22 +311,20 @@ def check_connected(edges: np.ndarray, num_workers: int) -> None:
     apart = np.flatnonzero(part != part[0])
     if apart.size:
         raise ValueError(
-            f"{_PLACE}worker {apart[0]} is not reachable from worker 0: add an edge between the "
-            f"{np.sum(part == part[0])} workers joined to worker 0 and the others, such as "
-            f"0-{apart[0]}."
+            f"{_PLACE}worker {apart[0]} is not reachable from worker 0; add an edge, such as "
+            f"0-{apart[0]}"
         )
 
 
 def _check_num_workers(num_workers: int) -> None:
     if not isinstance(num_workers, numbers.Integral) or num_workers < 1:
         raise ValueError(
-            f"{_PLACE}num_workers is {num_workers!r}; it must be a whole number, 1 or more."
+            f"{_PLACE}num_workers is {num_workers!r}, must be an integer of at least 1"
         )
 
 
 def _shifts(name: str, num_workers: int, shifts: Sequence[int]) -> Graph:
     """The graph with the links i - (i + shift) mod n."""
-    _check_num_workers(num_workers)
     if num_workers == 1:
         return Graph(name, 1, np.zeros((0, 2), np.int64))
     workers = np.arange(num_workers)

@@ -35,15 +35,9 @@ class LinkModel:
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.latency_secs) and self.latency_secs >= 0):
-            raise ValueError(
-                f"latency_secs is {self.latency_secs}; it must be finite and 0 or more, 1e-4 for "
-                "0.1 ms."
-            )
+            raise ValueError(f"latency_secs is {self.latency_secs}, must be finite and at least 0")
         if not self.bytes_per_sec > 0:
-            raise ValueError(
-                f"bytes_per_sec is {self.bytes_per_sec}; it must be above 0, 1.25e9 for a link of "
-                "10 Gbit/s, math.inf where only the latency counts."
-            )
+            raise ValueError(f"bytes_per_sec is {self.bytes_per_sec}, must be above 0")
 
     def secs(self, num_bytes: float) -> float:
         """Seconds of one message."""
@@ -91,20 +85,8 @@ def of_gossip(gossip: gossip_lib.Gossip, num_workers: int, copy_secs: float) -> 
     Raises:
       ValueError: the plan has another number of workers.
     """
-    check_size("schedule", gossip.partners.shape[1], num_workers)
+    check_size("the schedule", gossip.partners.shape[1], num_workers)
     return lambda round: _of_gossip(gossip, round, copy_secs)
-
-
-def check_bytes(param_bytes: float) -> None:
-    """Refuses an impossible size of the parameters.
-
-    Raises:
-      ValueError: the size is negative or not finite.
-    """
-    if not (math.isfinite(param_bytes) and param_bytes >= 0):
-        raise ValueError(
-            f"param_bytes is {param_bytes}; it must be 0 or more, 4 for each float32 parameter."
-        )
 
 
 def _of_graph(graph: graphs.Graph, copy_secs: float) -> Exchange:
@@ -143,12 +125,9 @@ def _of_gossip(gossip: gossip_lib.Gossip, round: int, copy_secs: float) -> Excha
     return Exchange(copies, float(active.sum()) * copy_secs, copies * copy_secs, latest)
 
 
-# --- What a caller can get wrong ---
-
-
 def check_size(what: str, found: int, num_workers: int) -> None:
+    """Refuses what was made for another number of workers than the run or cluster has."""
     if found != num_workers:
         raise ValueError(
-            f"the {what} has {found} workers and the cluster {num_workers}; give both the same, "
-            "or the name alone."
+            f"{what} has {found} workers and the cluster {num_workers}, must be the same"
         )

@@ -12,7 +12,7 @@ from hetjax import parts
 from hetjax.parts import options
 from hetjax.topology import gossip as gossip_lib
 from hetjax.topology import graphs, links
-from hetjax.topology.reducer import Facts, Reducer
+from hetjax.topology.reducer import Reducer, RunFacts
 
 _MATCHA_WORKERS = 1000  # its schedule takes eigenvalues of n x n matrices
 _COMPLETE_WORKERS = 4096  # 8 million links in the simulator
@@ -66,7 +66,7 @@ def ring() -> Reducer:
     )
 
 
-def _sum_network(facts: Facts, param_bytes: float, link: links.LinkModel) -> links.Network:
+def _sum_network(facts: RunFacts, param_bytes: float, link: links.LinkModel) -> links.Network:
     return links.of_sum(facts.num_workers, param_bytes, link)
 
 
@@ -91,13 +91,12 @@ def d_psgd(
     """
     made = functools.partial(_graph, graph, degree=degree, seed=graph_seed)
 
-    def network(facts: Facts, param_bytes: float, link: links.LinkModel) -> links.Network:
+    def network(facts: RunFacts, param_bytes: float, link: links.LinkModel) -> links.Network:
         n = facts.num_workers
         if graph == "complete" and n > _COMPLETE_WORKERS:
             raise ValueError(
-                f"the complete graph of {n} workers has {n * (n - 1) // 2} links; at most "
-                f"{_COMPLETE_WORKERS} workers are possible. all_reduce takes the same mean, and "
-                "'exponential' comes near to it."
+                f"reducer.graph: 'complete' is of at most {_COMPLETE_WORKERS} workers, got {n}; "
+                "take all_reduce, the same mean"
             )
         return links.of_graph(made(n), link.secs(param_bytes))
 
@@ -131,7 +130,7 @@ def matcha(
     """
     made = functools.partial(_undirected, graph, degree=degree, seed=graph_seed)
 
-    def plan(facts: Facts) -> gossip_lib.Gossip:
+    def plan(facts: RunFacts) -> gossip_lib.Gossip:
         return gossip_lib.matcha(
             made(facts.num_workers), budget, seed=facts.seed, solve_once=facts.solve_once
         )
@@ -139,7 +138,7 @@ def matcha(
     return gossiping(plan, before_update=False)._replace(most_workers=_MATCHA_WORKERS)
 
 
-def gossiping(plan: Callable[[Facts], gossip_lib.Gossip], *, before_update: bool) -> Reducer:
+def gossiping(plan: Callable[[RunFacts], gossip_lib.Gossip], *, before_update: bool) -> Reducer:
     """A reducer whose workers exchange parameters by a plan.
 
     Args:
@@ -149,7 +148,7 @@ def gossiping(plan: Callable[[Facts], gossip_lib.Gossip], *, before_update: bool
     """
     kept = functools.lru_cache(4)(plan)
 
-    def network(facts: Facts, param_bytes: float, link: links.LinkModel) -> links.Network:
+    def network(facts: RunFacts, param_bytes: float, link: links.LinkModel) -> links.Network:
         return links.of_gossip(kept(facts), facts.num_workers, link.secs(param_bytes))
 
     return Reducer(
@@ -165,7 +164,7 @@ def _graph(
 ) -> graphs.Graph | graphs.PeriodicGraph:
     if isinstance(graph, str):
         return graphs.make_graph(graph, num_workers, degree=degree, seed=seed)
-    links.check_size(f"graph {graph.name!r}", graph.num_workers, num_workers)
+    links.check_size(f"reducer.graph: {graph.name!r}", graph.num_workers, num_workers)
     return graph
 
 
@@ -175,9 +174,8 @@ def _undirected(
     found = _graph(graph, num_workers, degree=degree, seed=seed)
     if isinstance(found, graphs.PeriodicGraph):
         raise ValueError(
-            f"reducer.graph: got {found.name!r}, whose links change and go one way, in directed "
-            "phases; matcha needs an undirected graph, such as 'ring', 'torus', 'exponential', or "
-            "an edge list. Or set reducer.name='d_psgd'."
+            f"reducer.graph: got {found.name!r}, whose links go one way; matcha needs an "
+            "undirected graph, such as 'ring'"
         )
     return found
 

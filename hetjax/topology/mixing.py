@@ -1,6 +1,6 @@
 """With which fixed weights do workers average, and how fast does that bring them together?
 
-Metropolis and constant weights for a graph, their checks and rates. A round x ← W x keeps the
+Metropolis weights for a graph, their checks and rates. A round x ← W x keeps the
 mean of the parameters, because W is doubly stochastic. The host plans in float64, once before
 training. `gossip` applies the weights; `schedules` has random ones.
 """
@@ -15,18 +15,8 @@ from hetjax.topology import graphs
 _TOLERANCE = 1e-6  # of row sums and symmetry: matrices may come from float32
 
 
-def laplacian(edges: ArrayLike, num_workers: int) -> np.ndarray:
-    """Returns L = D − A, f64[num_workers, num_workers], of edges i64[E, 2], each given once.
-
-    Example:
-      >>> laplacian([(0, 1), (1, 2)], 3).tolist()
-      [[1.0, -1.0, 0.0], [-1.0, 2.0, -1.0], [0.0, -1.0, 1.0]]
-    """
-    pairs = np.asarray(edges, np.int64).reshape(-1, 2)
-    return weighted_laplacian(pairs, np.ones(len(pairs)), num_workers)
-
-
 def weighted_laplacian(edges: np.ndarray, weights: np.ndarray, num_workers: int) -> np.ndarray:
+    """L = D − A, f64[n, n], of edges i64[E, 2], each given once, and their weights f64[E]."""
     matrix = np.zeros((num_workers, num_workers))
     first, second = edges.T
     np.subtract.at(matrix, (first, second), weights)
@@ -88,34 +78,30 @@ def check_mixing_matrix(matrix: ArrayLike, *, symmetric: bool) -> None:
       >>> check_mixing_matrix([[0.5, 0.5], [0.4, 0.6]], symmetric=False)
       Traceback (most recent call last):
       ...
-      ValueError: column 0 of the mixing matrix sums to 0.9; all rows and columns must sum to 1.
+      ValueError: column 0 of the mixing matrix sums to 0.9, must sum to 1
     """
     weights = np.asarray(matrix, np.float64)
     if weights.ndim != 2 or weights.shape[0] != weights.shape[1] or not weights.size:
-        raise ValueError(
-            f"the mixing matrix has shape {weights.shape}; it must be square, one row and one "
-            "column for each worker."
-        )
+        raise ValueError(f"the mixing matrix has shape {weights.shape}, must be square")
     wrong = np.argwhere(~(weights >= -_TOLERANCE))
     if wrong.size:
         i, j = wrong[0]
         raise ValueError(
-            f"entry [{i}, {j}] of the mixing matrix is {weights[i, j]:.6g}; weights must be 0 or "
-            "more."
+            f"entry [{i}, {j}] of the mixing matrix is {weights[i, j]:.6g}, must be at least 0"
         )
     for word, sums in (("row", weights.sum(axis=1)), ("column", weights.sum(axis=0))):
         uneven = np.flatnonzero(~(np.abs(sums - 1) <= _TOLERANCE))
         if uneven.size:
             raise ValueError(
-                f"{word} {uneven[0]} of the mixing matrix sums to {sums[uneven[0]]:.6g}; all rows "
-                "and columns must sum to 1."
+                f"{word} {uneven[0]} of the mixing matrix sums to "
+                f"{sums[uneven[0]]:.6g}, must sum to 1"
             )
     skew = np.argwhere(np.abs(weights - weights.T) > _TOLERANCE)
     if symmetric and skew.size:
         i, j = skew[0]
         raise ValueError(
             f"the mixing matrix is not symmetric: entry [{i}, {j}] is {weights[i, j]:.6g}, and "
-            f"[{j}, {i}] is {weights[j, i]:.6g}. Give both the same weight."
+            f"[{j}, {i}] is {weights[j, i]:.6g}"
         )
 
 
@@ -140,26 +126,3 @@ def spectral_gap(matrices: Sequence[np.ndarray]) -> float:
     # A root would magnify rounding: (1e-16)^(1/10) is 0.025.
     norm = 0.0 if norm < num_workers * np.finfo(np.float64).eps else norm
     return 1 - norm ** (1 / len(matrices))
-
-
-def constant_weights(edges: ArrayLike, num_workers: int) -> tuple[float, float]:
-    """Returns (α, ρ) of plain gossip W = I − αL with the best constant.
-
-    α = 2/(λ₂ + λ_max), ρ = ((λ_max − λ₂)/(λ_max + λ₂))². The diagonal of W may be negative
-    (a star), which D-PSGD permits and `check_mixing_matrix` does not. (0, 0) for one worker.
-
-    Raises:
-      ValueError: the edges do not connect the workers.
-
-    Example:
-      >>> alpha, rho = constant_weights(graphs.complete(4).edges, 4)
-      >>> round(alpha, 6), round(abs(rho), 6)
-      (0.25, 0.0)
-    """
-    pairs = graphs.checked_edges(edges, num_workers)
-    graphs.check_connected(pairs, num_workers)
-    if num_workers == 1:
-        return 0.0, 0.0
-    values = np.linalg.eigvalsh(laplacian(pairs, num_workers))
-    low, high = float(values[1]), float(values[-1])
-    return 2 / (low + high), ((high - low) / (high + low)) ** 2

@@ -5,6 +5,7 @@ A `Reducer` is what a user gives: how sums and parameters are to be reduced, in 
 alone.
 """
 
+import itertools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -15,7 +16,7 @@ from hetjax.topology import links
 PyTree = Any
 
 
-class Facts(NamedTuple):
+class RunFacts(NamedTuple):
     """What a run gives a reducer."""
 
     num_workers: int
@@ -73,26 +74,20 @@ class Reduction(NamedTuple):
         """
         import jax
 
+        keystr = jax.tree_util.keystr
         before, after = (
-            {
-                jax.tree_util.keystr(path): f"{jax.numpy.result_type(x)}{list(jax.numpy.shape(x))}"
-                for path, x in leaves
-            }
-            for leaves in map(jax.tree.leaves_with_path, (given, made))
+            [
+                f"sums{keystr(at)} {jax.numpy.result_type(x)}{list(jax.numpy.shape(x))}"
+                for at, x in jax.tree.leaves_with_path(tree)
+            ]
+            for tree in (given, made)
         )
-        if before == after:
-            return
-        was, now = (
-            next(
-                (f"sums{at} {kind}" for at, kind in one.items() if other.get(at) != kind), "nothing"
-            )
-            for one, other in ((before, after), (after, before))
-        )
-        raise ValueError(
-            f"{self.name}: its collective(sums, axis_name) or array(sums) made {now} of {was}; it "
-            "must return the sums of all workers, of the same structure, shapes and types (array: "
-            "each row of its leaves [W, ...])"
-        )
+        for was, now in itertools.zip_longest(before, after, fillvalue="nothing"):
+            if was != now:
+                raise ValueError(
+                    f"{self.name}: its collective(sums, axis_name) or array(sums) made {now} of "
+                    f"{was}, must keep structure, shapes and types"
+                )
 
     def copies_sent(self, active: Any) -> float:
         """Copies of the parameters that all workers together send in a round.
@@ -111,7 +106,7 @@ class Reducer(NamedTuple):
     `for_run` makes the `Reduction` of it, which does so on the devices of one run.
     """
 
-    make: Callable[[Facts], Reduction]
+    make: Callable[[RunFacts], Reduction]
     """`facts -> Reduction`: what runs on the devices; here JAX may be imported."""
 
     keeps_replicas_equal: bool
@@ -124,7 +119,7 @@ class Reducer(NamedTuple):
     is_plain_sum: bool = False
     """It is the sum over all workers and nothing else, which may be computed in any way."""
 
-    network: Callable[[Facts, float, links.LinkModel], links.Network] | None = None
+    network: Callable[[RunFacts, float, links.LinkModel], links.Network] | None = None
     """`(facts, param_bytes, link) -> Network`: what it costs on links, for the simulator."""
 
     most_workers: int | None = None
@@ -136,11 +131,10 @@ class Reducer(NamedTuple):
         """Says that it averages nothing where it gossips and there is one worker."""
         if self.gossips and num_workers == 1:
             messages.say(
-                f"the reducer {parts.named(self)} exchanges with nobody: there is one worker. Give "
-                "more, or take reducer='all_reduce'"
+                f"the reducer {parts.named(self)} exchanges with nobody: there is one worker"
             )
 
-    def for_run(self, facts: Facts) -> Reduction:
+    def for_run(self, facts: RunFacts) -> Reduction:
         """What runs on the devices, for a run of these facts.
 
         Raises:
@@ -149,15 +143,13 @@ class Reducer(NamedTuple):
         made = self.make(facts)
         if not hasattr(made, "collective") or not hasattr(made, "array"):
             raise ValueError(
-                f"reducer: {parts.named(self)}: its make(facts) made {parts.shown(made)}; it must "
-                "make a hetjax.topology.Reduction(collective, array)"
+                f"reducer: {parts.named(self)}: its make(facts) made {parts.shown(made)}, must "
+                "make a hetjax.topology.Reduction"
             )
         if (made.mixing is not None) != self.gossips:
-            has, says = ("a", False) if made.mixing is not None else ("no", True)
             raise ValueError(
-                f"reducer: {parts.named(self)} says gossips={says}, and its make(facts) made a "
-                f"Reduction with {has} mixing; set gossips={not says}, or give the Reduction "
-                f"{'no mixing' if made.mixing is not None else 'a mixing'}"
+                f"reducer: {parts.named(self)} says gossips={self.gossips}, but its make(facts) "
+                f"made a Reduction whose mixing is {parts.shown(made.mixing)}"
             )
         return made._replace(
             keeps_replicas_equal=self.keeps_replicas_equal,

@@ -61,8 +61,8 @@ def _lines(
         later = sum(task.examples_of(line) for line in found[len(lines[name]) :])
         if len(lines[name]) < done and task.setup.where.leads:
             messages.say(
-                f"{str(directory / file)!r} has {len(lines[name])} whole lines of the {done} "
-                f"{task.unit}s that are done ({wrong}); the report lacks the others"
+                f"{str(directory / file)!r} has {len(lines[name])} whole lines of {done} "
+                f"{task.unit}s ({wrong})"
             )
     return lines, keeper.agreed(task.setup, later)
 
@@ -98,15 +98,17 @@ class Driver:
         if directory is not None and setup.where.leads:
             stack.enter_context(lock.held(workdir.made_directory(directory)))
             fingerprint = task.fingerprint()
-        start = keeper.find(
-            directory,
-            task.recorded,
-            setup=setup,
-            fingerprint=fingerprint,
-            resume=resume,
-            may_grow=task.may_grow,
-            unit=task.unit,
-        )
+        start = keeper.Start()
+        if directory is not None:
+            start = keeper.Search(
+                directory,
+                task.recorded,
+                setup=setup,
+                fingerprint=fingerprint,
+                resume=resume,
+                may_grow=task.may_grow,
+                unit=task.unit,
+            ).start()
         lines, later = _lines(task, directory, start)
         self._keeper = keeper.Keeper(directory, setup, fingerprint=fingerprint)
         stack.enter_context(self._keeper)
@@ -123,7 +125,7 @@ class Driver:
         else:
             task.go_on(start.saved, lines, later)
             task.summary.stopped_by = start.stopped_by
-        told_of = writer_records.Run(
+        told_of = writer_records.RunInfo(
             task.recorded, directory, task.steps_done, tuple(task.evaluate.names)
         )
         self._callbacks = Callbacks([*callbacks, *hearing.callbacks(told_of)])
@@ -200,8 +202,7 @@ class Driver:
         trace, task = self._task.ended_trace(), self._task
         if trace and task.setup.where.leads:
             messages.say(
-                f"the trace {trace!r} ends after {task.steps_done} {task.unit}s; so does this run, "
-                "before its end."
+                f"the trace {trace!r} ends after {task.steps_done} {task.unit}s; so does this run"
             )
         return bool(trace)
 
@@ -358,8 +359,8 @@ class Callbacks:
             elif answer is not None and not says and id(callback) not in self._warned:
                 self._warned.add(id(callback))
                 messages.say(
-                    f"callback {name} returned {parts.shown(answer)}, which is passed over: only "
-                    "True or hetjax.STOP ends the run"
+                    f"callback {name} returned {parts.shown(answer)}; only True or hetjax.STOP "
+                    "ends the run"
                 )
         return ends
 

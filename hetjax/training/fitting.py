@@ -203,6 +203,6 @@ def _checked(optimizer: Any, callbacks: Any, writers: Any, resume: Any) -> list[
     """The writers, when all of them can be what they are."""
     inputs.check_callbacks(callbacks)
     if optimizer is None:
-        raise ValueError("fit: optimizer is None; rounds without an update are for hetjax.Run")
+        raise ValueError("fit: optimizer is None; only hetjax.Run takes that")
     keeper.check_resume(resume, caller="fit")
     return background.check(writers)

@@ -197,8 +197,7 @@ class Training(task_lib.Task):
         self._told_of_weights = True
         messages.say(
             f"round {report.round}: the weights of its examples add up to {report.weight_sum:g}, "
-            "so it made no update. summary['rounds_without_update'] counts such rounds; look at "
-            "the weights that the loss returns"
+            "so it made no update"
         )
 
     @contextlib.contextmanager

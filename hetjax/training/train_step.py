@@ -102,7 +102,7 @@ def make_train_step(
         raise ValueError("\n".join(lines))
     observer = _observer_of(order, mesh.size, microbatch_size, max_microbatches)
     reducer_part.tell_if_alone(mesh.size)
-    reduction = reducer_part.for_run(topology.Facts(mesh.size))
+    reduction = reducer_part.for_run(topology.RunFacts(mesh.size))
 
     @functools.cache
     def programs(*traced: Any) -> tuple[Callable, Callable, sync.SyncFn]:
@@ -131,10 +131,11 @@ def make_train_step(
         counts: jax.Array,
         rng: jax.Array,
         shares: jax.Array | None = None,
-        active: Any = (),
+        active: types.Exchanges = (),
         given: types.PyTree = (),
     ) -> tuple:
-        _check_active(active, gossips=reducer_part.gossips)
+        if reducer_part.gossips and isinstance(active, tuple):
+            raise ValueError("active: missing, must be step.active(round) with this reducer")
         of_run = loss_fn, rule, optimizer, observer
         traced = _check_step(*of_run, state, microbatches, rng, per_example_rng=per_example_rng)
         run_local, begin, synchronise = programs(*traced)
@@ -146,7 +147,10 @@ def make_train_step(
         )
         before = state.kept if optimizer is None else state
         done = synchronise(before, contributed, shares, active, (), given)
-        told = _told(done.metrics, rule), _turned(example_signs, done.flips)
+        metrics = done.metrics
+        if rule is not None and rule.loss_sum is None:
+            metrics = metrics._replace(loss_sum=jnp.full_like(metrics.loss_sum, jnp.nan))
+        told = metrics, _turned(example_signs, done.flips)
         if optimizer is None:
             return state._replace(**done.state._asdict()), *told, done.mean
         return done.state, *told
@@ -156,14 +160,6 @@ def make_train_step(
         return () if mixing is None else mixing.gossip.active(round_index)
 
     return TrainStep(step, observer, active)
-
-
-def _check_active(active: Any, *, gossips: bool) -> None:
-    if gossips and isinstance(active, tuple):
-        raise ValueError(
-            "this step's reducer gossips: give active=step.active(round), which says who "
-            "exchanges with whom in this round"
-        )
 
 
 def _turned(example_signs: Any, flips: Any) -> Any:
@@ -182,18 +178,10 @@ def _observer_of(
         return None
     if not (microbatch_size and max_microbatches):
         raise ValueError(
-            f"make_train_step: the ordering {kinds.name_of('ordering', order)!r} has a part on "
-            "the devices; give microbatch_size and max_microbatches too, B and M of the "
-            "microbatches [W, M, B]"
+            f"make_train_step: microbatch_size and max_microbatches are needed by the ordering "
+            f"{kinds.name_of('ordering', order)!r}"
         )
     return order.observer(ordering_lib.Sizes(num_workers, microbatch_size, max_microbatches))
-
-
-def _told(metrics: types.SyncMetrics, rule: rules.LocalRule | None) -> types.SyncMetrics:
-    """The metrics as a caller gets them: without a loss where the rule adds up none."""
-    if rule is None or rule.loss_sum is not None:
-        return metrics
-    return metrics._replace(loss_sum=jnp.full_like(metrics.loss_sum, jnp.nan))
 
 
 def _check_step(
@@ -218,8 +206,7 @@ def _check_step(
     sizes = microbatches.example_ids.shape[:0:-1]
     if made_for is not None and sizes != (made_for.microbatch_size, made_for.max_microbatches):
         raise ValueError(
-            f"the ordering's observer is made for {made_for}, and microbatches here are "
-            f"[W, M, B] = {list(microbatches.example_ids.shape)}: give make_train_step "
-            "max_microbatches=M and microbatch_size=B"
+            f"microbatches: got [W, M, B] = {list(microbatches.example_ids.shape)}, but the "
+            f"ordering's observer is made for {made_for}"
         )
     return traced

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from hetjax.writers.background import sending
 from hetjax.writers.csv_file import csv
 from hetjax.writers.mlflow_store import mlflow
-from hetjax.writers.records import Ended, Record, Run, Writer
+from hetjax.writers.records import Ended, Record, RunInfo, Writer
 from hetjax.writers.tensorboard_events import tensorboard
 from hetjax.writers.weights_and_biases import wandb
 
@@ -55,7 +55,7 @@ __all__ = [
     "WRITERS",
     "Ended",
     "Record",
-    "Run",
+    "RunInfo",
     "Writer",
     "by_names",
     "csv",

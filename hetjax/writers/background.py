@@ -10,7 +10,7 @@ import collections
 import contextlib
 import pathlib
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from hetjax import messages
@@ -28,19 +28,14 @@ def check(writers: Any) -> list[records.Writer]:
     Raises:
         ValueError: they are no list of objects with `write` and `close`.
     """
-    is_one = callable(getattr(writers, "write", None)) or isinstance(writers, str)
-    found = [] if is_one else list(writers)
-    wrong = [
-        writer
-        for writer in ([writers] if is_one else found)
-        if not all(callable(getattr(writer, name, None)) for name in ("write", "close"))
-    ]
-    if is_one or wrong:
-        raise ValueError(
-            f"writers: got {(wrong or [writers])[0]!r}; give a list of writers, such as "
-            "[hetjax.writers.tensorboard('DIR')], or objects with the functions write(record) and "
-            "close(ended)"
-        )
+    is_list = isinstance(writers, Iterable) and not isinstance(writers, str)
+    found = list(writers) if is_list else []
+    for writer in found if is_list else [writers]:
+        if not is_list or not all(hasattr(writer, name) for name in ("write", "close")):
+            raise ValueError(
+                f"writers: got {writer!r}; give a list of objects with write(record) and "
+                "close(ended), such as [hetjax.writers.csv()]"
+            )
     return found
 
 
@@ -55,10 +50,10 @@ class Background:
         ValueError: one does not know where to write.
     """
 
-    def __init__(self, writers: Sequence[records.Writer], run: records.Run) -> None:
+    def __init__(self, writers: Sequence[records.Writer], run: records.RunInfo) -> None:
         self._threads = [_Thread(writer, run) for writer in writers]
-        for thread in self._threads:
-            thread.start()
+        for one in self._threads:
+            one.thread.start()
 
     def put(self, line: Line) -> None:
         """Hands a line over; returns at once."""
@@ -82,8 +77,7 @@ class Background:
         threads, self._threads = self._threads, []
         if not threads:
             return
-        wanted = any(thread.wants_report for thread in threads)
-        page = report() if wanted else ""
+        page = report() if any(thread.wants_report for thread in threads) else ""
         for thread in threads:
             thread.end(status, summary or {}, page)
         for thread in threads:
@@ -93,7 +87,7 @@ class Background:
 class _Thread:
     """One writer, and the lines that it has not written yet."""
 
-    def __init__(self, writer: records.Writer, run: records.Run) -> None:
+    def __init__(self, writer: records.Writer, run: records.RunInfo) -> None:
         self.lines: collections.deque[Line] = collections.deque()
         self._writer, self._run = writer, run
         self._every_secs = float(getattr(writer, "every_secs", 0.0))
@@ -101,16 +95,11 @@ class _Thread:
         self._ended: records.Ended | None = None
         self._is_over = threading.Event()
         self._has_failed = False
-        name = getattr(writer, "name", type(writer).__name__)
-        self._name = name if isinstance(name, str) else type(writer).__name__
+        self._name = getattr(writer, "name", type(writer).__name__)
         if (begin := getattr(writer, "begin", None)) is not None:
             self._call(begin, run)
-        self._thread = threading.Thread(
-            target=self._loop, name=f"hetjax-writer-{self._name}", daemon=True
-        )
-
-    def start(self) -> None:
-        self._thread.start()
+        name = f"hetjax-writer-{self._name}"
+        self.thread = threading.Thread(target=self._loop, name=name, daemon=True)
 
     def end(self, status: str, summary: Line, report: str) -> None:
         """Lets the thread write what is left, and end."""
@@ -119,10 +108,10 @@ class _Thread:
 
     def wait(self) -> None:
         """Until the thread has ended; says so where that takes long."""
-        self._thread.join(_TOLD_AFTER_SECS)
-        if self._thread.is_alive():
+        self.thread.join(_TOLD_AFTER_SECS)
+        if self.thread.is_alive():
             messages.say(f"waiting for the writer {self._name}; Ctrl-C gives up what it has not")
-            self._thread.join()
+            self.thread.join()
 
     def _loop(self) -> None:
         while not self._is_over.wait(self._every_secs or _BATCH_SECS):
@@ -150,10 +139,8 @@ class _Thread:
             raise
         except Exception as error:
             self._has_failed = True
-            messages.say(
-                f"the writer {self._name} raised {type(error).__name__}: {error}; it gets no more "
-                "records, and the run goes on"
-            )
+            said = f"{type(error).__name__}: {error}"
+            messages.say(f"the writer {self._name} raised {said}; it gets no more records")
 
 
 @contextlib.contextmanager
@@ -193,7 +180,7 @@ def sending(
     """
     place = None if workdir is None else pathlib.Path(workdir).expanduser().absolute()
     background = Background(
-        check(writers), records.Run(config or {}, place, first_step, tuple(sets))
+        check(writers), records.RunInfo(config or {}, place, first_step, tuple(sets))
     )
 
     def send(report: Any) -> None:

@@ -44,7 +44,7 @@ class _Csv:
         self._columns: list[str] = []
         self._file: TextIO | None = None
 
-    def begin(self, run: records.Run) -> None:
+    def begin(self, run: records.RunInfo) -> None:
         self._path = pathlib.Path(kept.place(run, self._given, "scalars.csv", "csv"))
         self._path.parent.mkdir(parents=True, exist_ok=True)
         rows = []

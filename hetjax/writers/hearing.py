@@ -10,7 +10,7 @@ from typing import Any
 
 from hetjax.writers import records
 
-Hears = Callable[[records.Run, Any], None]
+Hears = Callable[[records.RunInfo, Any], None]
 _hearers: contextvars.ContextVar[tuple[Hears, ...]] = contextvars.ContextVar("hearers", default=())
 
 
@@ -28,7 +28,7 @@ def heard_by(hears: Hears) -> Iterator[None]:
         _hearers.reset(before)
 
 
-def callbacks(run: records.Run) -> list[Callable[[Any], None]]:
+def callbacks(run: records.RunInfo) -> list[Callable[[Any], None]]:
     """What a run has to call that begins here.
 
     Args:

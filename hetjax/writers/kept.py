@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import pathlib
 from collections.abc import Mapping
@@ -12,7 +13,7 @@ from hetjax.writers import records
 _FILE = "writers.json"
 
 
-def place(run: records.Run, given: str | pathlib.Path | None, name: str, factory: str) -> str:
+def place(run: records.RunInfo, given: str | pathlib.Path | None, name: str, factory: str) -> str:
     """Where a writer writes: the given place, or `name` in the workdir; an absolute path.
 
     Raises:
@@ -21,22 +22,18 @@ def place(run: records.Run, given: str | pathlib.Path | None, name: str, factory
     if given is not None:
         return str(pathlib.Path(given).expanduser().absolute())
     if run.workdir is None:
-        raise records.Misplaced(
-            f"writers.{factory}() does not know where to write: give it a place, or the run a "
-            "workdir="
-        )
+        raise records.Misplaced(f"writers.{factory}(): give it a place, or the run a workdir=")
     return str(run.workdir / name)
 
 
-def load(run: records.Run, tracker: str) -> dict[str, Any]:
+def load(run: records.RunInfo, tracker: str) -> dict[str, Any]:
     """What was saved of a tracker, where the run was resumed; {} else."""
     if run.workdir is None or not run.first_step:
         return {}
-    found = _read(run.workdir / _FILE).get(tracker)
-    return found if isinstance(found, dict) else {}
+    return _read(run.workdir / _FILE).get(tracker, {})
 
 
-def save(run: records.Run, tracker: str, about: Mapping[str, Any]) -> None:
+def save(run: records.RunInfo, tracker: str, about: Mapping[str, Any]) -> None:
     """Saves what a resumed run needs to go on with the same run of the tracker."""
     if run.workdir is not None:
         path = run.workdir / _FILE
@@ -61,8 +58,6 @@ def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _read(path: pathlib.Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
+    with contextlib.suppress(OSError, ValueError):
+        return json.loads(path.read_text())
+    return {}

@@ -61,7 +61,7 @@ class _MLflow:
         self._client: Any = None
         self._run_id, self._last_step = "", -1
 
-    def begin(self, run: records.Run) -> None:
+    def begin(self, run: records.RunInfo) -> None:
         self._client = None
         self._place = self._uri or os.environ.get("MLFLOW_TRACKING_URI", "")
         self._artifacts = None
@@ -92,7 +92,7 @@ class _MLflow:
         client.set_terminated(self._run_id, _STATUS[ended.status])
         self._client = None
 
-    def _opened(self, run: records.Run) -> Any:
+    def _opened(self, run: records.RunInfo) -> Any:
         """The client, with its run: a new one, or that which goes on."""
         if self._client is not None:
             return self._client

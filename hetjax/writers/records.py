@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 
-class Run(NamedTuple):
+class RunInfo(NamedTuple):
     """The run that a writer writes of."""
 
     config: Mapping[str, Any]
@@ -35,13 +35,13 @@ class Record(NamedTuple):
     what is not finite."""
     line: Mapping[str, Any]
     """As `metrics.jsonl`."""
-    run: Run
+    run: RunInfo
 
 
 class Ended(NamedTuple):
     """The end of a run."""
 
-    run: Run
+    run: RunInfo
     status: str
     """`finished`; `interrupted`, by a signal; `failed`, by an error."""
     summary: Mapping[str, Any]

@@ -46,7 +46,7 @@ class _TensorBoard:
         self._directory = ""
         self._file: Any = None
 
-    def begin(self, run: records.Run) -> None:
+    def begin(self, run: records.RunInfo) -> None:
         self._directory = kept.place(run, self._given, "tensorboard", "tensorboard")
         self._file = None
 
@@ -64,7 +64,7 @@ class _TensorBoard:
         file.close()
         self._file = None
 
-    def _opened(self, run: records.Run) -> Any:
+    def _opened(self, run: records.RunInfo) -> Any:
         if self._file is None:
             import tensorboardX
             from tensorboardX import summary

@@ -42,7 +42,7 @@ class _WeightsAndBiases:
         self._project, self.every_secs, self._options = project, every_secs, options
         self._run: Any = None
 
-    def begin(self, run: records.Run) -> None:
+    def begin(self, run: records.RunInfo) -> None:
         import wandb as wandb_lib
 
         given: dict[str, Any] = {"project": self._project, "config": dict(run.config)}

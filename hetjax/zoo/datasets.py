@@ -151,8 +151,7 @@ def _open(
         train_source, test_source = builder.as_data_source(["train", test])
     except NotImplementedError as error:
         raise ValueError(
-            f"data set {name} in {builder.data_dir} is in the {_file_format(builder)} format, "
-            "which has no random access; prepare it again in another data_dir with "
+            f"data set {name} in {builder.data_dir} is {_file_format(builder)}, not random access: "
             f"tfds build {name} --file_format=array_record --data_dir=DIR"
         ) from error
     # Opening is lazy: without this a lost file would be found at some record, hours later.

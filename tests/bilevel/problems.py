@@ -1,4 +1,4 @@
-"""Small bilevel problems whose answers are known, in NumPy; P1 to P5, an MLP, a cleaning problem.
+"""Small bilevel problems whose answers are known, in NumPy; P1 to P3, P5, an MLP, cleaning.
 
 Their numbers are float64: call them where 64-bit numbers are on. A batch of P1 shifts the lower
 minimum, so that a test sees which batch a request took.
@@ -185,17 +185,6 @@ def sine(a: float = 2.0, c: float = 2.0) -> bilevel.Bilevel:
     return bilevel.Bilevel(
         lambda x, y, batch: (x - a) ** 2 + (y - a - c) ** 2,
         lambda x, y, batch: jnp.sin(x + y - c),
-    )
-
-
-def product_sine() -> bilevel.Bilevel:
-    """P4: `F = x + x y`, `f = -sin(x y)`, x in [1, 10], y in [-2, 2].
-
-    The best is x = 11 pi / 4, y = -2, where F = -11 pi / 4.
-    """
-    return bilevel.Bilevel(
-        lambda x, y, batch: x + x * y,
-        lambda x, y, batch: -jnp.sin(x * y),
     )
 
 

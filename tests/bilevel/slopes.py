@@ -1,4 +1,4 @@
-"""How errors fall: with the steps, with the multiplier, with the distance of differences.
+"""How errors fall: with the multiplier, with the distance of differences.
 
 Each function returns the slope that is fitted and the one that theory gives; float64.
 """
@@ -15,26 +15,15 @@ from tests.bilevel import identities, problems, walking
 _LOWER = bilevel.descent(optax.sgd(identities.STEP))
 
 
-def over_steps() -> tuple[float, float]:
-    """Of `log |error|` of reverse mode over T: `log rho(I - s A)`."""
-    p1 = problems.quadratic()
-    steps, errors = (60, 70, 80), []
-    for T in steps:
-        found = walking.jitted(p1.problem, bilevel.unroll(_LOWER, T), p1.x, p1.y).grad_x
-        errors.append(np.log(np.linalg.norm(found - p1.exact)))
-    rho = np.abs(1 - identities.STEP * np.linalg.eigvalsh(p1.A)).max()
-    return np.polyfit(steps, errors, 1)[0], np.log(rho)
-
-
-def over_multipliers(*, central: bool) -> tuple[float, float]:
-    """Of `log |error|` of a value gap over `log lambda`: -1; -2 where differences are central."""
+def over_multipliers() -> tuple[float, float]:
+    """Of `log |error|` of a central value gap over `log lambda`: -2; of another it is -1."""
     p1, errors = problems.quadratic(), []
     multipliers = (200.0, 400.0, 800.0)
     for multiplier in multipliers:
-        estimator = bilevel.value_gap(_LOWER, 300, multiplier=multiplier, central=central)
+        estimator = bilevel.value_gap(_LOWER, 300, multiplier=multiplier, central=True)
         found = walking.jitted(p1.problem, estimator, p1.x, p1.y).grad_x
         errors.append(np.log(np.linalg.norm(found - p1.exact)))
-    return np.polyfit(np.log(multipliers), errors, 1)[0], -2.0 if central else -1.0
+    return np.polyfit(np.log(multipliers), errors, 1)[0], -2.0
 
 
 def over_distances() -> tuple[float, float]:
@@ -52,8 +41,6 @@ def over_distances() -> tuple[float, float]:
 
 
 SLOPES: dict[str, Callable[[], tuple[float, float]]] = {
-    "unrolling over T: log rho(I - s A)": over_steps,
-    "value gap over lambda": lambda: over_multipliers(central=False),
-    "central value gap over lambda": lambda: over_multipliers(central=True),
+    "central value gap over lambda": over_multipliers,
     "finite differences over their step": over_distances,
 }

@@ -10,21 +10,15 @@ import pytest
 
 from hetjax import bilevel
 from hetjax.bilevel import problem as problem_lib
-from tests.bilevel import problems, walking
+from tests.bilevel import walking
 
 NUM, SIZE = 12, 3
 STEPS = bilevel.descent(optax.sgd(0.2))
 ESTIMATORS = {
     "unrolled": bilevel.unroll(STEPS, 4),
-    "unrolled, checkpoints": bilevel.unroll(STEPS, 4, checkpoint=True),
     "unrolled, forward": bilevel.unroll(STEPS, 4, mode="forward"),
-    "unrolled, worst": bilevel.unroll(STEPS, 4, pick="worst"),
-    "both losses": bilevel.unroll(bilevel.aggregate(optax.sgd(0.2)), 4),
     "conjugate gradients": bilevel.implicit(STEPS, 4, solve=bilevel.cg(3)),
-    "Neumann, differences": bilevel.implicit(STEPS, 4, solve=bilevel.neumann(3, 0.1), cross="fd"),
     "value gap": bilevel.value_gap(STEPS, 4),
-    "value gap, central": bilevel.value_gap(STEPS, 4, central=True),
-    "value gap, dynamic": bilevel.value_gap(STEPS, 4, multiplier=bilevel.dynamic(0.5)),
 }
 
 
@@ -78,13 +72,6 @@ def test_blocks_have_the_hypergradient_of_the_whole(name, float64):
     assert walking.apart(whole, walking.jitted(PROBLEM, ESTIMATORS[name], x, y, uneven)) < 1e-12
 
 
-def test_a_host_is_answered_in_blocks_too(float64):
-    x, y, batches = made()
-    whole = walking.jitted(PROBLEM, ESTIMATORS["value gap"], x, y, batches)
-    cut, _ = walking.on_host(PROBLEM, ESTIMATORS["value gap"], x, y, in_blocks(batches))
-    assert walking.apart(whole, cut) < 1e-12
-
-
 def test_each_request_of_a_stack_takes_its_blocks(float64):
     x, y, batches = made()
     rng, estimator = np.random.default_rng(3), ESTIMATORS["unrolled"]
@@ -97,30 +84,6 @@ def test_each_request_of_a_stack_takes_its_blocks(float64):
     assert walking.apart(walking.jitted(PROBLEM, estimator, x, y, whole), found) < 1e-12
     once = bilevel.Batches(batches.upper, jax.tree.map(lambda leaf: leaf[0], lowers))
     assert walking.apart(walking.jitted(PROBLEM, estimator, x, y, once), found) > 1e-3
-
-
-def test_blocks_are_mapped_and_scanned(float64):
-    estimator = ESTIMATORS["value gap"]
-    tasks = [made(seed=seed) for seed in range(3)]
-    x, y, batches = jax.tree.map(lambda *leaves: np.stack(leaves), *tasks)
-
-    def one(x, y, batches):
-        def step(carry, _):
-            x, state = carry
-            found = bilevel.hypergradient(PROBLEM, estimator, x, y, batches, state)
-            x = jax.tree.map(lambda a, g: a - 0.1 * g, x, found.grad_x)
-            return (x, found.state), found.info.gap
-
-        first = bilevel.hypergradient(PROBLEM, estimator, x, y, batches)
-        return jax.lax.scan(step, (x, first.state), length=3)
-
-    def cut(x, y, batches):
-        return one(x, y, in_blocks(batches))
-
-    mapped = jax.jit(jax.vmap(cut))(x, y, batches)
-    loop = [jax.jit(one)(*task) for task in tasks]
-    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *loop)
-    assert walking.apart(stacked, mapped) < 1e-12
 
 
 def test_half_precision_is_summed_in_float32():
@@ -150,42 +113,25 @@ def test_only_one_block_is_in_memory():
     assert cut < 5 * of_x
 
 
-def test_what_cannot_be_cut_is_refused():
-    _, _, batches = made()
-    with pytest.raises(ValueError, match=r"12 examples cannot be cut into blocks of 5.*4, 6"):
-        bilevel.Blocks.of(batches.lower, 5)
-    with pytest.raises(ValueError, match=r"leading axes 3, 4; all have to have one of the same"):
-        bilevel.Blocks.of((np.zeros(3), np.zeros((4, 2))), 1)
-    with pytest.raises(ValueError, match="leading axes none"):
-        bilevel.Blocks.of((), 1)
-    with pytest.raises(ValueError, match=r"got a Stack; give one batch.*Stack\(Blocks\(tree\)\)"):
-        bilevel.Blocks.of(bilevel.Stack(np.zeros((3, 4))), 2)
-    turned = bilevel.Blocks(bilevel.Stack(np.zeros((3, 4))))
-    with pytest.raises(ValueError, match=r"got a Stack\. .*Stack\(Blocks\(tree\)\)"):
-        _ = turned.num_blocks
-
-
 @pytest.mark.parametrize(
-    ("tree", "words"),
+    ("make", "words"),
     [
-        ((np.zeros((3, 2)), np.zeros((2, 3))), "axes 2, 3"),
-        ((np.zeros((3, 2)), np.float32(1)), "axes 0, 3"),
-        ((), "axes none"),
-        (np.zeros((0, 2)), "axes 0"),
+        (lambda: bilevel.Blocks.of(np.zeros(12), 5), r"Blocks\.of: size is 5"),
+        (
+            lambda: bilevel.Blocks.of((np.zeros(3), np.zeros((4, 2))), 1),
+            r"leading axes are \[3, 4\]",
+        ),
+        (lambda: bilevel.Blocks.of(bilevel.Stack(np.zeros((3, 4))), 2), r"Blocks\.of: got a Stack"),
+        (
+            lambda: bilevel.Blocks((np.zeros((3, 2)), np.float32(1))).num_blocks,
+            r"axes are \[0, 3\]",
+        ),
+        (lambda: bilevel.Blocks(()).num_blocks, r"Blocks: leading axes are \[\]"),
     ],
 )
-def test_blocks_of_wrong_shapes_are_refused(tree, words):
-    p1 = problems.quadratic()
-    for level in ("upper", "lower"):
-        batches = bilevel.Batches(**{level: bilevel.Blocks(tree)})
-        with pytest.raises(ValueError, match=rf"leading {words}; give all of them \[B, size"):
-            bilevel.hypergradient(
-                p1.problem,
-                ESTIMATORS["value gap"],
-                p1.x.astype(np.float32),
-                p1.y.astype(np.float32),
-                batches,
-            )
+def test_what_cannot_be_cut_is_refused(make, words):
+    with pytest.raises(ValueError, match=words):
+        make()
 
 
 def test_a_block_that_is_not_finite_is_named():

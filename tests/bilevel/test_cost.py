@@ -19,62 +19,30 @@ Cost = bilevel.Cost
 # Each option once, and its calls written down: losses, gradients, Hessian and cross products.
 ESTIMATORS = {
     "unroll": (bilevel.unroll(SGD, 7), Cost(0, 8, 7, 7)),
-    "unroll, 3 back": (bilevel.unroll(SGD, 7, back=3), Cost(0, 8, 3, 3)),
     "unroll, 0 back": (bilevel.unroll(SGD, 7, back=0), Cost(0, 8, 0, 0)),
     "unroll, checkpoints": (bilevel.unroll(SGD, 7, checkpoint=True), Cost(0, 15, 7, 7)),
     "unroll, forward": (bilevel.unroll(SGD, 7, mode="forward"), Cost(0, 8, 7 * 7, 0)),
     "unroll, worst": (bilevel.unroll(SGD, 7, pick="worst"), None),
-    "unroll, worst, forward": (
-        bilevel.unroll(SGD, 7, pick="worst", mode="forward"),
-        Cost(7, 8, 7 * 7, 0),
-    ),
-    "unroll, momentum": (
-        bilevel.unroll(bilevel.descent(optax.sgd(0.1, momentum=0.9)), 4),
-        Cost(0, 5, 4, 4),
-    ),
     "aggregate": (bilevel.unroll(BOTH, 5), Cost(0, 11, 10, 10)),
     "aggregate, checkpoints": (bilevel.unroll(BOTH, 5, checkpoint=True), Cost(0, 21, 10, 10)),
-    "aggregate, forward": (bilevel.unroll(BOTH, 5, mode="forward"), Cost(0, 11, 70, 0)),
     "cg": (bilevel.implicit(SGD, 4, solve=bilevel.cg(3)), Cost(0, 5, 4, 1)),
-    "cg, cold": (bilevel.implicit(SGD, 4, solve=bilevel.cg(3), warm=False), Cost(0, 5, 3, 1)),
     "cg, differences": (
         bilevel.implicit(SGD, 4, solve=bilevel.cg(3), cross="fd"),
         Cost(0, 7, 4, 0),
     ),
-    "no steps, cg": (bilevel.implicit(SGD, 0, solve=bilevel.cg(3)), Cost(0, 1, 4, 1)),
     "neumann": (bilevel.implicit(SGD, 4, solve=bilevel.neumann(3, 0.1)), Cost(0, 5, 3, 1)),
-    "neumann, cold": (
-        bilevel.implicit(SGD, 4, solve=bilevel.neumann(3, 0.1), warm=False),
-        Cost(0, 5, 2, 1),
-    ),
-    "neumann of 1": (bilevel.implicit(SGD, 4, solve=bilevel.neumann(1, 0.1)), Cost(0, 5, 1, 1)),
     "scaled": (bilevel.implicit(SGD, 4, solve=bilevel.scaled(0.1)), Cost(0, 5, 0, 1)),
-    "scaled, differences": (
-        bilevel.implicit(SGD, 4, solve=bilevel.scaled(0.1), cross="fd"),
-        Cost(0, 7, 0, 0),
-    ),
     "one step": (bilevel.implicit(SGD, 4, solve=bilevel.one_step()), Cost(0, 5, 0, 1)),
     "rank one": (bilevel.implicit(SGD, 4, solve=bilevel.rank_one()), Cost(0, 6, 0, 0)),
     "gap": (bilevel.value_gap(SGD, 4), Cost(0, 4 + 2 * 4 + 3, 0, 0)),
-    "gap, 2 of y": (bilevel.value_gap(SGD, 4, upper_steps=2), Cost(0, 4 + 2 * 2 + 3, 0, 0)),
-    "gap, none of y": (bilevel.value_gap(SGD, 4, upper_steps=0), Cost(0, 4 + 3, 0, 0)),
     "gap, central": (bilevel.value_gap(SGD, 4, central=True), Cost(0, 2 * 8 + 3, 0, 0)),
-    "gap, prox": (bilevel.value_gap(SGD, 4, prox=0.5), Cost(0, 4 + 2 + 3, 0, 0)),
     "gap, barrier": (bilevel.value_gap(SGD, 4, multiplier=BARRIER), Cost(1, 4 + 2 * 4 + 3, 0, 0)),
-    "gap, exterior": (
-        bilevel.value_gap(SGD, 4, multiplier=bilevel.exterior(0.1)),
-        Cost(1, 4 + 2 * 4 + 3, 0, 0),
-    ),
     "gap, dynamic": (
         bilevel.value_gap(SGD, 4, multiplier=bilevel.dynamic(0.5)),
         Cost(0, 4 + 3, 0, 0),
     ),
-    "gap, ramp": (
-        bilevel.value_gap(SGD, 4, multiplier=bilevel.ramp(1.0, 5.0, 2)),
-        Cost(0, 4 + 2 * 4 + 3, 0, 0),
-    ),
 }
-WARM = ["unroll", "cg", "neumann", "neumann of 1", "gap", "gap, barrier", "gap, dynamic"]
+WARM = ["unroll", "cg", "neumann", "gap", "gap, barrier", "gap, dynamic"]
 
 
 @functools.cache
@@ -122,19 +90,7 @@ def test_a_batch_is_new_once_and_held_afterwards(name, float64):
             seen.add(note.batch)
 
 
-@pytest.mark.parametrize("name", ["unroll, worst", "cg", "neumann", "gap, barrier"])
-def test_without_jit_the_result_is_the_same(name, float64):
-    estimator, _ = ESTIMATORS[name]
-    p1 = problems.quadratic()
-    if estimator is ESTIMATORS["unroll, worst"][0]:
-        p1 = p1._replace(y=5 * p1.y)
-    jitted = walking.jitted(p1.problem, estimator, p1.x, p1.y)
-    with jax.disable_jit():
-        plain = bilevel.hypergradient(p1.problem, estimator, p1.x, p1.y)
-    assert walking.apart(jitted, plain) < 1e-12
-
-
-@pytest.mark.parametrize("name", ["unroll", "unroll, worst", "unroll, forward", "cg", "gap"])
+@pytest.mark.parametrize("name", ["unroll, worst", "cg"])
 def test_mapped_over_tasks_it_is_the_loop_over_them(name, float64):
     """The worst iterate of each task is another one."""
     estimator, _ = ESTIMATORS[name]
@@ -152,7 +108,7 @@ def test_mapped_over_tasks_it_is_the_loop_over_them(name, float64):
     assert walking.apart(mapped, stacked) < 1e-12
 
 
-@pytest.mark.parametrize("name", ["unroll", "cg", "neumann", "gap", "gap, barrier", "gap, dynamic"])
+@pytest.mark.parametrize("name", ["unroll", "cg", "gap, barrier"])
 def test_scanned_upper_steps_are_the_loop_of_them(name, float64):
     """The state goes from one hypergradient to the next in the carry."""
     estimator, _ = ESTIMATORS[name]

@@ -1,10 +1,8 @@
 """Weights that depend on x or y: the quotient rule, in every estimator, whole and in blocks."""
 
-import functools
 from typing import NamedTuple
 
 import jax
-import jax.flatten_util
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -17,7 +15,6 @@ from tests.bilevel import walking
 
 pytestmark = pytest.mark.usefixtures("float64")
 NUM, SIZE, RATE = 12, 3, 0.3
-STEPS = bilevel.descent(optax.sgd(RATE))
 
 
 class Rows(NamedTuple):
@@ -50,7 +47,6 @@ WEIGHTS = {  # of the lower level, of the upper level
         lambda x, y, batch: of_row(x, batch) / (1 + misfit(y, batch)),
         lambda x, y, batch: jnp.exp(x["tilt"] * misfit(y, batch)),
     ),
-    "upper of x": (of_data, lambda x, y, batch: jnp.exp(x["tilt"] * batch.targets)),
     "none": (of_data, of_data),
 }
 
@@ -89,108 +85,8 @@ def made(seed=0):
     return jax.tree.map(jnp.asarray, x), jnp.asarray(y), batches
 
 
-def in_blocks(batches, size=3):
-    return bilevel.Batches(*(bilevel.Blocks.of(batch, size) for batch in batches))
-
-
-def differences(function, x, step=1e-4):
-    """The gradient of `function(x)` by central differences of the fourth order."""
-    flat, rebuilt = jax.flatten_util.ravel_pytree(x)
-    rows = jnp.concatenate([k * step * jnp.eye(flat.size) for k in (1, -1, 2, -2)])
-    values = jax.lax.map(lambda d: function(rebuilt(flat + d)), rows).reshape(4, -1)
-    return rebuilt((8 * (values[0] - values[1]) - (values[2] - values[3])) / (12 * step))
-
-
-def descended(loss, x, y, num_steps, rate=RATE):
-    return jax.lax.fori_loop(0, num_steps, lambda _, y: y - rate * jax.grad(loss, 1)(x, y), y)
-
-
-# --- Against finite differences of what the estimator differentiates ---
-
-CONVERGED = 400
-
-
-def after_steps(problem, batches, y, num_steps):
-    return lambda x: problem.upper(
-        x,
-        descended(lambda x, y: problem.lower(x, y, batches.lower), x, y, num_steps),
-        batches.upper,
-    )
-
-
-def penalised(problem, batches, y, multiplier):
-    """`min_y (F + lambda f) - lambda min_z f`."""
-
-    def lower(x, y):
-        return problem.lower(x, y, batches.lower)
-
-    def both(x, y):
-        return problem.upper(x, y, batches.upper) / multiplier + lower(x, y)
-
-    def value(x):
-        y_of, z_of = (descended(loss, x, y, CONVERGED) for loss in (both, lower))
-        return multiplier * (both(x, y_of) - lower(x, z_of))
-
-    return value
-
-
-EXACT = {
-    "unroll": (bilevel.unroll(STEPS, 3), 3),
-    "unroll, forward": (bilevel.unroll(STEPS, 3, mode="forward"), 3),
-    "unroll, checkpoints": (bilevel.unroll(STEPS, 3, checkpoint=True), 3),
-    "conjugate gradients": (
-        bilevel.implicit(STEPS, CONVERGED, solve=bilevel.cg(SIZE)),
-        CONVERGED,
-    ),
-    "Neumann": (bilevel.implicit(STEPS, CONVERGED, solve=bilevel.neumann(400, RATE)), CONVERGED),
-    "value gap": (bilevel.value_gap(STEPS, CONVERGED, multiplier=10.0), None),
-}
-
-
-# An estimator sees nothing of weights or blocks: `problem_lib.answer` answers its requests. That is
-# compared below for every kind of request, of weights, and of batch. So here every estimator takes
-# the weights that depend on all, and all other weights meet each kind of derivative: gradients,
-# products and tangents.
-CASES = [
-    *[(key, "both of both", cut) for key in EXACT for cut in (False, True)],
-    *[
-        (key, name, cut)
-        for name in WEIGHTS
-        if name != "both of both"
-        for key, cut in (
-            ("unroll", False),
-            ("unroll, forward", True),
-            ("conjugate gradients", True),
-        )
-    ],
-]
-
-
-@functools.cache
-def by_differences(name, num_steps):
-    x, y, batches = made()
-    problem = by_hand(name)
-    value = penalised(problem, batches, y, 10.0)
-    if num_steps is not None:
-        value = after_steps(problem, batches, y, num_steps)
-    return jax.jit(lambda x: differences(value, x), compiler_options=walking.QUICKLY)(x)
-
-
-@pytest.mark.parametrize(
-    ("key", "name", "cut"),
-    CASES,
-    ids=[f"{key}-{name}-{'blocks' if cut else 'whole'}" for key, name, cut in CASES],
-)
-def test_the_hypergradient_is_that_of_differences(key, name, cut):
-    x, y, batches = made()
-    estimator, num_steps = EXACT[key]
-    expected = by_differences(name, num_steps)
-    given = in_blocks(batches) if cut else batches
-    found = walking.jitted(weighted(name), estimator, x, y, given).grad_x
-    assert walking.apart(expected, found) < 1e-7
-
-
-# --- Every recipe, exact or not: as of the quotient written as a scalar ---
+def in_blocks(batches):
+    return bilevel.Batches(*(bilevel.Blocks.of(batch, 3) for batch in batches))
 
 
 # Constant weights: one recipe for each family, and for each kind of request.
@@ -293,31 +189,6 @@ def test_masked_blocks_count_by_what_is_left_of_them():
 
 
 # --- Constant weights cost nothing ---
-
-
-def test_stopped_weights_are_constant():
-    x, y, batches = made()
-    of_lower, of_upper = WEIGHTS["both of both"]
-    stop = jax.lax.stop_gradient
-
-    def fixed(x, y, batch):
-        return jax.tree.map(stop, (of_lower(x, y, batch), of_upper(x, y, batch)))
-
-    lower_weights, upper_weights = fixed(x, y, batches.lower)[0], fixed(x, y, batches.upper)[1]
-    stopped = bilevel.Bilevel(
-        lambda x, y, batch: (misfit(y, batch), fixed(x, y, batch)[1]),
-        lambda x, y, batch: (lower_losses(x, y, batch), fixed(x, y, batch)[0]),
-    )
-    numbers = bilevel.Bilevel(
-        lambda x, y, batch: (misfit(y, batch), upper_weights),
-        lambda x, y, batch: (lower_losses(x, y, batch), lower_weights),
-    )
-    for what in REQUESTS[1:6]:
-        at = placed(what, x, y)
-        batch = getattr(batches, what.level)
-        blocks = bilevel.Blocks.of(batch, 4)
-        found = answers(what, at, (numbers, batch), (stopped, batch), (stopped, blocks))
-        assert walking.apart(*found) < 1e-12
 
 
 @pytest.mark.parametrize("what", REQUESTS, ids=lambda w: f"{w.kind.value} {w.level} {w.wrt}")

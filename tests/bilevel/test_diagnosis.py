@@ -33,7 +33,6 @@ def hypergradient(problem=PROBLEM, estimator=None, x=X, y=Y, **named):
     [
         lambda x, y, batch: x**2,
         lambda x, y, batch: x**2 + jnp.sum(jax.lax.stop_gradient(y)),
-        lambda x, y, batch: x**2 + 0.0 * jnp.sum(jnp.zeros_like(y)),
     ],
 )
 def test_an_upper_loss_without_y_is_refused(loss):
@@ -48,44 +47,11 @@ def test_an_upper_loss_that_is_linear_in_y_is_none_of_those():
     assert float(hypergradient(linear).grad_x) > 0
 
 
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        ({"y": np.array([1, 2])}, "y is of type int"),
-        ({"x": {"a": np.ones(2, bool)}}, r"x\['a'\] is of type bool"),
-        ({"x": {}}, "x has no arrays"),
-        ({"y": "abc"}, "y is of type str"),
-        ({"x": {"m": object()}}, r"x\['m'\] is of type object"),
-    ],
-)
-def test_what_has_no_derivative_is_named(given, words):
-    with pytest.raises(ValueError, match=words):
-        hypergradient(**given)
-
-
 def test_steps_by_the_sign_alone_cannot_be_unrolled():
     signs = bilevel.descent(optax.sign_sgd(0.1))
-    with pytest.raises(ValueError, match="its derivative in the gradient is 0 everywhere"):
+    with pytest.raises(ValueError, match="the lower step has the derivative 0"):
         hypergradient(estimator=bilevel.unroll(signs, 3))
     assert np.isfinite(hypergradient(estimator=bilevel.implicit(signs, 3)).grad_x)
-
-
-def test_the_last_step_by_the_sign_alone_says_nothing():
-    estimator = bilevel.implicit(bilevel.descent(optax.sign_sgd(0.1)), 3, solve=bilevel.one_step())
-    with pytest.raises(ValueError, match=r"is 0 everywhere.*another solve, such as cg"):
-        hypergradient(estimator=estimator)
-
-
-def test_steps_without_a_derivative_cannot_be_unrolled():
-    def called(updates, params=None):
-        return jax.tree.map(
-            lambda u: jax.pure_callback(lambda a: a, jax.ShapeDtypeStruct(u.shape, u.dtype), u),
-            updates,
-        )
-
-    steps = bilevel.descent(optax.chain(optax.stateless(called), optax.sgd(0.1)))
-    with pytest.raises(ValueError, match=r"the lower step cannot be differentiated: .*optax\.sgd"):
-        hypergradient(estimator=bilevel.unroll(steps, 3))
 
 
 def test_conjugate_gradients_name_a_direction_without_minimum():
@@ -93,17 +59,16 @@ def test_conjugate_gradients_name_a_direction_without_minimum():
         upper, lambda x, y, batch: 0.5 * y[0] ** 2 - 0.25 * y[1] ** 2 - x * y[0]
     )
     estimator = bilevel.implicit(STEPS, 1, solve=bilevel.cg(5))
-    with pytest.raises(ValueError, match=r"met a direction of curvature -0\.\d+.*Give a damp"):
+    with pytest.raises(ValueError, match=r"implicit: the lower loss has the curvature -0\.\d+"):
         hypergradient(saddle, estimator)
     found = jax.jit(lambda x: hypergradient(saddle, estimator, x=x))(X)  # cannot raise
-    with pytest.raises(ValueError, match="met a direction of curvature"):
+    with pytest.raises(ValueError, match="implicit: the lower loss has the curvature"):
         bilevel.check(found)
     enough = bilevel.implicit(STEPS, 1, solve=bilevel.cg(5, damp=0.75))
     assert np.isfinite(hypergradient(saddle, enough).grad_x)
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 5])
-@pytest.mark.parametrize("scale", [1e-3, 1e-2, 1.0])
+@pytest.mark.parametrize(("size", "scale"), [(1, 1e-3), (5, 1.0)])
 def test_conjugate_gradients_may_have_more_steps_than_they_need(size, scale):
     """Thirty hypergradients of a ridge problem, whose system is solved after `size` products."""
     rng = np.random.default_rng(size)
@@ -143,14 +108,9 @@ def test_conjugate_gradients_may_leave_more_than_they_began_with():
 
 
 def test_a_system_that_is_singular_is_named():
-    def lower(x, y, batch):  # along (1, -1) nothing but rounding
-        return 0.5 * (y[0] + y[1] - x) ** 2 + 1e-9 * jnp.sum(y**2)
-
-    problem = bilevel.Bilevel(lambda x, y, batch: y[0], lower)
-    found = hypergradient(problem, bilevel.implicit(STEPS, 3, solve=bilevel.cg(2, damp=0.01)))
-    assert np.isfinite(found.grad_x)
+    found = hypergradient(estimator=bilevel.implicit(STEPS, 3, solve=bilevel.cg(2)))
     stuck = found._replace(info=found.info._replace(residual=np.float32(1e4)))
-    with pytest.raises(ValueError, match="is singular to the precision of float32: give a damp"):
+    with pytest.raises(ValueError, match=r"implicit: the linear system is left with .* singular"):
         bilevel.check(stuck)
 
 
@@ -166,7 +126,7 @@ def test_an_upper_loss_may_have_what_another_trace_has():
 
 def test_a_series_that_grows_is_named():
     estimator = bilevel.implicit(STEPS, 1, solve=bilevel.neumann(10, eta=3.0), warm=False)
-    with pytest.raises(ValueError, match=r"a residual of 512 times its right side.*smaller eta"):
+    with pytest.raises(ValueError, match="implicit: the linear system is left with 512 times"):
         hypergradient(estimator=estimator)
 
 
@@ -177,30 +137,12 @@ def test_a_hypergradient_that_is_not_finite_is_traced_to_its_request():
     problem = bilevel.Bilevel(upper, breaks)
     batches = bilevel.Batches(lower=bilevel.Stack(np.array([0.0, 0.0, 1.0], np.float32)))
     estimator = bilevel.unroll(STEPS, 3)
-    with pytest.raises(ValueError, match=r"not finite\. hetjax\.bilevel\.explain"):
+    with pytest.raises(ValueError, match="hypergradient: it is not finite"):
         hypergradient(problem, estimator, batches=batches)
     said = bilevel.explain(problem, estimator, X, Y, batches)
     assert said.startswith("request 2, gradient of the lower level on batch 2: ")
     assert said.endswith("look at the loss and at this batch")
     assert bilevel.explain(PROBLEM, estimator, X, Y) == ""
-
-
-def test_steps_behind_a_barrier_stay_there_and_are_counted():
-    strong = bilevel.value_gap(
-        bilevel.descent(optax.sgd(1.0)), 20, multiplier=bilevel.barrier(1e-3, 0.01)
-    )
-    with pytest.warns(UserWarning, match=r"17 of 19 steps of y crossed the barrier.*larger sigma"):
-        found = hypergradient(estimator=strong)
-    assert (int(found.info.crossed), int(found.info.stood)) == (17, 2)
-    assert float(found.info.gap) < 0.01
-
-
-@pytest.mark.parametrize(
-    "options", [{"rate": 0.03}, {"sigma": 1.0}, {"shift": 10.0}], ids=lambda o: next(iter(o))
-)
-def test_what_is_advised_beside_a_barrier_helps(options):
-    """Nothing crosses; a warning would be an error here."""
-    assert int(barred(**options).info.crossed) == 0
 
 
 def barred(*, rate=1.0, num_steps=20, sigma=1e-3, shift=0.01, **named):
@@ -211,29 +153,26 @@ def barred(*, rate=1.0, num_steps=20, sigma=1e-3, shift=0.01, **named):
     return hypergradient(estimator=estimator, **named)
 
 
-def test_more_steps_leave_y_where_it_may_be():
-    with pytest.raises(ValueError, match="all steps of y crossed the barrier, 4 one after"):
-        barred(num_steps=5)
-    with pytest.warns(UserWarning, match="crossed the barrier"):
-        assert float(barred(num_steps=20).info.gap) > 0
-
-
-def test_a_crossed_barrier_is_named_where_the_user_called():
-    with pytest.warns(UserWarning, match="crossed the barrier") as eager:
+def test_steps_behind_a_barrier_stay_there_and_are_counted_where_the_user_called():
+    with pytest.warns(UserWarning, match="17 of 19 steps of y crossed the barrier") as eager:
         found = barred()
     with pytest.warns(UserWarning, match="crossed the barrier") as checked:
         bilevel.check(found)
-    assert checked[0].filename == __file__
-    assert eager[0].filename == __file__
+    assert checked[0].filename == eager[0].filename == __file__
+    assert (int(found.info.crossed), int(found.info.stood)) == (17, 2)
+    assert 0 < float(found.info.gap) < 0.01
+
+
+@pytest.mark.parametrize("options", [{"rate": 0.03}, {"sigma": 1.0}, {"shift": 10.0}], ids=str)
+def test_what_is_advised_beside_a_barrier_helps(options):
+    """Nothing crosses; a warning would be an error here."""
+    assert int(barred(**options).info.crossed) == 0
 
 
 def test_of_mapped_hypergradients_those_without_a_step_are_counted():
     """The first begins at its minimum, where no step crosses."""
-    estimator = bilevel.value_gap(
-        bilevel.descent(optax.sgd(1.0)), 5, multiplier=bilevel.barrier(1e-3, 0.01)
-    )
     xs = np.array([0.0, 1.5, 1.5], np.float32)
-    found = jax.jit(jax.vmap(lambda x: hypergradient(estimator=estimator, x=x)))(xs)
+    found = jax.jit(jax.vmap(lambda x: barred(num_steps=5, x=x)))(xs)
     np.testing.assert_array_equal(found.info.crossed, [0, 4, 4])
     with pytest.raises(ValueError, match=r"in 2 of 3 hypergradients all steps of y crossed"):
         bilevel.check(found)
@@ -247,51 +186,31 @@ def test_of_mapped_hypergradients_the_least_curvature_is_named():
     problem = bilevel.Bilevel(upper, lower)
     mapped = jax.jit(jax.vmap(lambda x: hypergradient(problem, estimator, x=x)))
     found = mapped(np.array([2.0, -0.5, 1.0], np.float32))
-    with pytest.raises(ValueError, match=r"direction of curvature -0\.5, .* larger by 0\.5"):
+    with pytest.raises(ValueError, match=r"has the curvature -0\.5; .* larger by 0\.5"):
         bilevel.check(found)
     bilevel.check(mapped(np.array([2.0, 0.5, 1.0], np.float32)))
-
-
-def test_a_barrier_wants_a_step_that_is_seen():
-    multiplier = bilevel.barrier(0.1, 0.5)
-    with pytest.raises(ValueError, match="1 steps of y behind a barrier; give at least 2"):
-        bilevel.value_gap(STEPS, 1, multiplier=multiplier)
-    assert bilevel.value_gap(STEPS, 1, multiplier=multiplier, upper_steps=2)
 
 
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: bilevel.unroll(STEPS, 0), "give at least one"),
-        (lambda: bilevel.unroll(STEPS, 3, back=4), "back between 0"),
-        (lambda: bilevel.unroll(STEPS, 3, mode="both"), "mode is 'both'; it must be one of 'rev"),
-        (
-            lambda: bilevel.unroll(STEPS, 3, mode="forward", back=1),
-            "differentiates all",
-        ),
-        (
-            lambda: bilevel.unroll(STEPS, 3, checkpoint=True, pick="worst"),
-            "are for all",
-        ),
-        (lambda: bilevel.unroll(STEPS, 3, mode="displacement"), "for start='learned' alone"),
-        (lambda: bilevel.implicit(STEPS, 3, cross="both"), "cross is 'both'"),
-        (lambda: bilevel.implicit(STEPS, 3, fd_step=0.0), r"fd_step is 0\.0; .* a positive one"),
-        (lambda: bilevel.implicit(STEPS, 3, solve=10), r"solve is 10; give one of .*cg\(10\)"),
-        (lambda: bilevel.cg(0), "num_steps is 0; give at least 1"),
-        (lambda: bilevel.neumann(0, 0.1), "num_terms is 0; give at least 1"),
-        (lambda: bilevel.descent(0.1), r"descent: 0\.1 is no optimiser.*optax\.sgd"),
-        (lambda: bilevel.aggregate("sgd"), "aggregate: 'sgd' is no optimiser"),
-        (lambda: bilevel.value_gap(optax.sgd(0.1), 2), "value_gap: lower is .*descent"),
-        (lambda: bilevel.unroll(optax.sgd(0.1), 2), "unroll: lower is .*descent"),
-        (lambda: bilevel.implicit(optax.sgd(0.1), 2), "implicit: lower is .*descent"),
-        (lambda: bilevel.value_gap(STEPS, 2, multiplier=-1.0), "-1.0; give a positive number"),
-        (lambda: bilevel.value_gap(STEPS, 2, multiplier=0.0, central=True), "give a positive"),
-        (lambda: bilevel.value_gap(STEPS, 2, multiplier="10"), "'10'; give a positive number"),
-        (lambda: bilevel.implicit(bilevel.aggregate(optax.sgd(0.1)), 3), "take unroll"),
-        (lambda: bilevel.implicit(STEPS, 0, solve=bilevel.one_step()), "at least 1"),
-        (lambda: bilevel.value_gap(bilevel.aggregate(optax.sgd(0.1)), 3), "give descent"),
-        (lambda: bilevel.value_gap(STEPS, 3, prox=-1.0), "a positive prox"),
-        (lambda: bilevel.value_gap(STEPS, 3, prox=1.0, central=True), "take one of them"),
+        (lambda: bilevel.unroll(STEPS, 3, back=4), "unroll: 3 steps, back=4"),
+        (lambda: bilevel.unroll(STEPS, 3, mode="both"), "unroll: mode is 'both'"),
+        (lambda: bilevel.unroll(STEPS, 3, mode="forward", back=1), "unroll: mode='forward' goes"),
+        (lambda: bilevel.unroll(STEPS, 3, checkpoint=True, pick="worst"), "unroll: checkpoint"),
+        (lambda: bilevel.unroll(STEPS, 3, mode="displacement"), "unroll: mode='displacement' is"),
+        (lambda: bilevel.implicit(STEPS, 3, cross="both"), "implicit: cross is 'both'"),
+        (lambda: bilevel.implicit(STEPS, 3, fd_step=0.0), r"implicit: fd_step is 0\.0"),
+        (lambda: bilevel.implicit(STEPS, 3, solve=10), "implicit: solve is 10"),
+        (lambda: bilevel.implicit(STEPS, 0, solve=bilevel.one_step()), "implicit: num_steps is 0"),
+        (lambda: bilevel.cg(0), "cg: num_steps is 0"),
+        (lambda: bilevel.descent(0.1), r"descent: tx is 0\.1"),
+        (lambda: bilevel.value_gap(optax.sgd(0.1), 2), "value_gap: lower is"),
+        (lambda: bilevel.value_gap(STEPS, 2, multiplier=-1.0), "multiplier: got -1"),
+        (lambda: bilevel.value_gap(bilevel.aggregate(optax.sgd(0.1)), 3), "value_gap: lower takes"),
+        (lambda: bilevel.value_gap(STEPS, 3, prox=-1.0), "value_gap: 3 steps"),
+        (lambda: bilevel.value_gap(STEPS, 1, multiplier=bilevel.barrier(1, 1)), "value_gap: 1 st"),
+        (lambda: bilevel.value_gap(STEPS, 3, prox=1.0, central=True), "value_gap: take one of"),
     ],
 )
 def test_options_that_contradict_each_other_are_refused(make, words):
@@ -300,12 +219,12 @@ def test_options_that_contradict_each_other_are_refused(make, words):
 
 
 def test_a_learned_start_wants_a_learned_variable():
-    with pytest.raises(ValueError, match=r"hetjax\.bilevel\.Learned\(x, start\)"):
+    with pytest.raises(ValueError, match="unroll: with start='learned' x is"):
         hypergradient(estimator=bilevel.unroll(STEPS, 3, start="learned"))
 
 
 def test_a_stack_of_too_few_batches_is_refused():
     few = bilevel.Batches(lower=bilevel.Stack(np.zeros((4, 2), np.float32)))
-    with pytest.raises(ValueError, match=r"lower batches has leading axes \[4\].*asks for 5"):
+    with pytest.raises(ValueError, match=r"Stack: the lower batches are \[4\]"):
         hypergradient(estimator=bilevel.unroll(STEPS, 5), batches=few)
     assert np.isfinite(hypergradient(estimator=bilevel.unroll(STEPS, 4), batches=few).grad_x)

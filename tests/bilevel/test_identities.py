@@ -4,15 +4,14 @@ import pytest
 
 from tests.bilevel import identities, slopes
 
-# What Adam does in the same place, with more state, asks for all that these two do.
-WITHIN_OTHERS = {
-    "reverse, checkpoints, forward and a plain loop agree on the MLP, rate in x",
-    "the same for the aggregate of both levels, sgd",
-}
 
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [n for n in identities.IDENTITIES if n not in WITHIN_OTHERS])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if "worst" in name else pytest.mark.slow)
+        for name in identities.IDENTITIES
+    ],
+)
 def test_identity_holds(name, float64):
     assert identities.IDENTITIES[name]() < 1e-11
 

@@ -11,10 +11,8 @@ _SGD = bilevel.descent(optax.sgd(0.1))
 
 BY_STEPS = {
     "reverse": lambda T: bilevel.unroll(_SGD, T),
-    "reverse, 32 back": lambda T: bilevel.unroll(_SGD, T, back=32),
     "checkpointed": lambda T: bilevel.unroll(_SGD, T, checkpoint=True),
     "forward": lambda T: bilevel.unroll(_SGD, T, mode="forward"),
-    "implicit": lambda T: bilevel.implicit(_SGD, T, solve=bilevel.cg(10)),
     "value gap": lambda T: bilevel.value_gap(_SGD, T),
 }
 
@@ -44,9 +42,7 @@ def temp_bytes(estimator: bilevel.Estimator, y_size: int = 1000) -> int:
     [
         ("reverse", 4.0),
         ("checkpointed", 2.0),
-        ("reverse, 32 back", 1.0),
         ("forward", 1.0),
-        ("implicit", 1.0),
         ("value gap", 1.0),
     ],
 )

@@ -66,54 +66,6 @@ def test_after_many_steps_the_gradient_is_that_of_the_best_response(key):
     np.testing.assert_allclose(found.grad_x, exact, rtol=1e-6)
 
 
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*steps of y crossed the barrier")  # they are halved
-def test_descent_by_every_recipe_lowers_the_upper_loss():
-    """From the same start; DARTS of the first order has no direct gradient here, and stays.
-
-    But IGA, whose quotient means little near the lower minimum, where warm steps soon are.
-    """
-    for key, recipe in bilevel.RECIPES.items():
-        if key == "iga":
-            continue
-        problem, x = given(key)
-        numbers = {"steps": 10} if key == "v_pbgd" else {}
-        estimator = recipe.make(optax.sgd(RATE), 10, **numbers)
-        rate = 0.002 if key == "meta_sgd" else 0.02  # rates of steps move fast
-
-        def step(carry, _, problem=problem, estimator=estimator, rate=rate):
-            x, state = carry
-            found = bilevel.hypergradient(problem, estimator, x, Y, None, state)
-            return (
-                jax.tree.map(lambda a, g: a - rate * g, x, found.grad_x),
-                found.state,
-            ), found.state.y
-
-        first = bilevel.hypergradient(problem, estimator, x, Y)
-        (end, _), _ = jax.lax.scan(step, (x, first.state), length=200)
-        if key == "darts_first_order":
-            np.testing.assert_array_equal(end, x)
-        elif key == "reptile":
-            target = np.linalg.solve(A, B @ X + C)
-            before, after = (np.linalg.norm(s - target) for s in (x.start, end.start))
-            assert after < 0.7 * before
-        else:
-            before, after = (true_upper(key, each) for each in (x, end))
-            assert after < 0.9 * before, key
-
-
-def true_upper(key, x):
-    """F after ten steps where the start is learned; else at the lower minimum."""
-    if not bilevel.RECIPES[key].learns_start:
-        return float(upper(x, np.linalg.solve(A, B @ x + C), None))
-    rates = x.x["rates"] if key == "meta_sgd" else RATE
-    inner = X if key == "meta_sgd" else x.x
-    y = np.array(x.start)
-    for _ in range(10):
-        y = y - rates * (A @ y - B @ inner - C)
-    return float(upper(inner, y, None))
-
-
 def test_the_table_counts_what_the_programs_ask():
     text = bilevel.recipes.table(optax.sgd(RATE), 5, X, start=Y)
     lines = text.splitlines()
@@ -122,10 +74,6 @@ def test_the_table_counts_what_the_programs_ask():
     assert "| 0 | 6 | 5 | 5 |" in row
     forward = next(line for line in lines if line.startswith("| `fhg`"))
     assert f"| 0 | 6 | {5 * NUM_UPPER} | 0 |" in forward
-    assert len(bilevel.recipes.table(optax.sgd(RATE), 5, X).splitlines()) == len(lines) - 5
-    for recipe in bilevel.RECIPES.values():
-        assert recipe.paper
-        assert recipe.assumes
 
 
 @pytest.mark.parametrize(

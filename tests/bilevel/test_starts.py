@@ -1,6 +1,5 @@
 """Warm, cold and learned starts, and what conjugate gradients tell of themselves."""
 
-import jax
 import numpy as np
 import optax
 import pytest
@@ -35,13 +34,6 @@ def test_a_warm_start_goes_on_where_the_last_one_ended(estimator, float64):
     np.testing.assert_allclose(first.state.y, p1.descended(5, identities.STEP), rtol=1e-13)
     np.testing.assert_allclose(second.state.y, p1.descended(10, identities.STEP), rtol=1e-13)
     assert int(second.state.turn) == 2
-
-
-def test_a_warm_unroll_is_that_of_its_last_steps(float64):
-    p1 = problems.quadratic()
-    _, second = twice(bilevel.unroll(LOWER, 5))
-    later = p1._replace(y=p1.descended(5, identities.STEP))
-    np.testing.assert_allclose(second.grad_x, later.unrolled(5, identities.STEP), rtol=1e-12)
 
 
 def test_a_cold_start_finds_the_same_again(float64):
@@ -80,20 +72,6 @@ def test_a_warm_system_begins_at_its_last_solution(float64):
     assert float(again.info.residual) == pytest.approx(residuals[0], rel=1e-9)
 
 
-@pytest.mark.slow
-def test_a_warm_value_gap_keeps_both_lower_variables(float64):
-    p1 = problems.quadratic()
-    estimator = bilevel.value_gap(LOWER, 4, multiplier=5.0)
-    state = None
-    for _ in range(60):
-        result = walking.jitted(p1.problem, estimator, p1.x, p1.y, state=state)
-        state = result.state
-    y, z = state.memory
-    np.testing.assert_allclose(y, p1.penalised(5.0), rtol=1e-10)
-    np.testing.assert_allclose(z, p1.best, rtol=1e-10)
-    assert float(result.info.gap) > 0
-
-
 def test_residual_and_error_of_conjugate_gradients_fall_with_each_step(float64):
     """The residual that is told is the true one; the error falls in the norm of H."""
     p1 = problems.quadratic()
@@ -113,26 +91,3 @@ def test_residual_and_error_of_conjugate_gradients_fall_with_each_step(float64):
     assert residuals[-1] < 1e-13
     curvatures = np.linalg.eigvalsh(p1.A)
     assert curvatures[0] <= float(result.info.curvature) <= curvatures[-1]
-
-
-def test_truncation_is_no_neumann_series_away_from_the_minimum(float64):
-    """The products of one are at the iterates, those of the other at the last one."""
-    case = problems.mlp()
-    found = [
-        walking.jitted(case.problem, e, case.x, case.y).grad_x
-        for e in (
-            bilevel.unroll(LOWER, 4, back=3),
-            bilevel.implicit(LOWER, 4, solve=bilevel.neumann(3, identities.STEP), warm=False),
-        )
-    ]
-    assert walking.apart(*found) > 1e-4
-
-
-def test_the_first_order_of_one_step_has_no_indirect_part(float64):
-    """`back=0` without a learned start: 0 where the upper loss has no direct x."""
-    task = problems.cleaning()
-    estimator = bilevel.unroll(LOWER, 3, back=0)
-    found = walking.jitted(task.problem, estimator, task.x, task.y).grad_x
-    np.testing.assert_array_equal(found, np.zeros(10))
-    full = walking.jitted(task.problem, bilevel.unroll(LOWER, 3), task.x, task.y).grad_x
-    assert float(jax.numpy.abs(full).max()) > 1e-4

@@ -74,7 +74,7 @@ def counted(notes: list[Note]) -> bilevel.Cost:
     return bilevel.Cost(**count)
 
 
-def plain(problem, tx, num_steps, x, y, *, direction=None, batches=None, upper=None, cut=None):
+def plain(problem, tx, num_steps, x, y, *, direction=None, batches=None, upper=None):
     """`F(x, y_T)` by a Python loop, and y_T; differentiate it with `jax.grad`.
 
     Args:
@@ -82,13 +82,9 @@ def plain(problem, tx, num_steps, x, y, *, direction=None, batches=None, upper=N
         direction: `(upper gradient, lower gradient, k) -> gradient`; the lower one by default.
         batches: the lower batch of each step.
         upper: the upper batch.
-        cut: `(k, d)`: what came before step k counts as constant, and d is added to y there.
     """
     state = tx.init(y)
     for k in range(num_steps):
-        if cut is not None and k == cut[0]:
-            y, state = jax.lax.stop_gradient((y, state))
-            y = jax.tree.map(jnp.add, y, cut[1])
         batch = None if batches is None else batches[k]
         gradient = jax.grad(problem.lower, 1)(x, y, batch)
         if direction is not None:

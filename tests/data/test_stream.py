@@ -12,15 +12,10 @@ from hetjax.checkpoints import leaves
 from hetjax.data import ledger
 from hetjax.data import stream as stream_lib
 from hetjax.ordering import orders
+from tests.ordering import test_orders
 from tests.own_parts import order as own_order
 
-ORDERINGS = {
-    "random_reshuffling": orders.random_reshuffling,
-    "balanced": orders.balanced,
-    "fixed_map": orders.fixed_map,
-    "block_reshuffling": lambda: orders.block_reshuffling(block_size=2),
-    "frozen": lambda: orders.frozen(orders.balanced(), freeze_after=1),
-}
+ORDERINGS = ("random_reshuffling", "balanced", "fixed_map", "blocks_of_3", "frozen")
 
 
 class SlowPass:
@@ -55,26 +50,12 @@ class SlowPass:
         return True
 
     def next_order(self):
-        realised = [position for position, _ in self.placed]
-        if self.name == "random_reshuffling":
-            draw = np.random.default_rng((*self.seed, self.index))
-            return draw.permutation(len(self.examples)).tolist()
-        if self.name == "fixed_map":
-            return realised[::2] + realised[1::2][::-1]
-        if self.name == "frozen" and self.index > 1:
+        if self.name == "frozen" and self.index > 2:
             return self.order
-        if self.name == "block_reshuffling":
-            return realised[::-1] if self.index % 2 else self.blocks_of_two()
-        left, middle, right = (
-            [position for position, own in self.placed if own == sign] for sign in (1, 0, -1)
+        realised, signs = zip(*self.placed, strict=True)
+        return test_orders.order_slowly(
+            self.name, len(self.examples), self.seed, list(realised), self.index, signs
         )
-        return left + middle + right[::-1]
-
-    def blocks_of_two(self):
-        first = np.random.default_rng((*self.seed, 0)).permutation(len(self.examples)).tolist()
-        blocks = [first[start : start + 2] for start in range(0, len(first), 2)]
-        sequence = np.random.default_rng((*self.seed, self.index)).permutation(len(blocks))
-        return [example for index in sequence for example in blocks[index]]
 
 
 class SlowStream:
@@ -147,16 +128,6 @@ class SlowStream:
                 found += rows[start : start + quotas[worker]]
         return [(row, self.passes[0].index) for row in found]
 
-    def whole_pass(self, quotas):
-        if self.shared:
-            quotas = [sum(quotas)]
-        found = [[] for _ in range(self.num_examples)]
-        for own, quota in zip(self.passes, quotas, strict=True):
-            for start in range(0, len(own.ordered) if quota else 0, max(quota, 1) * self.size):
-                part = own.ordered[start : start + quota * self.size]
-                found[start // (quota * self.size)] += part
-        return [ids for ids in found if ids]
-
     def commit(self, plan, done, signs):
         for own, workers in zip(
             self.passes,
@@ -214,7 +185,7 @@ def drawn_quotas(rng, total, present):
     num_examples=st.integers(5, 60),
     num_workers=st.integers(1, 5),
     size=st.sampled_from([2, 4, 6]),
-    name=st.sampled_from(sorted(ORDERINGS)),
+    name=st.sampled_from(ORDERINGS),
     gated=st.booleans(),
     seed=st.integers(0, 10**6),
 )
@@ -223,7 +194,11 @@ def test_a_stream_does_what_lists_do(shared, num_examples, num_workers, size, na
     rng = np.random.default_rng(seed)
     kind = stream_lib.SharedStream if shared else stream_lib.PrivateStream
     stream = kind(
-        num_examples, num_workers, microbatch_size=size, ordering=ORDERINGS[name](), seed=seed
+        num_examples,
+        num_workers,
+        microbatch_size=size,
+        ordering=test_orders.METHODS[name](),
+        seed=seed,
     )
     shards = [shard.tolist() for shard in stream.shards]
     slow = SlowStream(name, shards, num_workers, size, seed, shared=shared)
@@ -244,8 +219,6 @@ def test_a_stream_does_what_lists_do(shared, num_examples, num_workers, size, na
         upcoming, passes = stream.upcoming(state, quotas, some)
         pairs = list(zip(upcoming.tolist(), passes.tolist(), strict=True))
         assert pairs == slow.upcoming(quotas.tolist(), some)
-        whole = stream.whole_pass(state, quotas)
-        assert [ids.tolist() for ids in whole] == slow.whole_pass(quotas.tolist())
 
         plan, slow_plan = stream.plan(state, quotas), slow.plan(quotas.tolist())
         assert [plan.microbatches(worker).tolist() for worker in range(num_workers)] == slow_plan
@@ -275,24 +248,6 @@ def test_a_stream_does_what_lists_do(shared, num_examples, num_workers, size, na
     assert_equal_streams(stream, state, slow)
 
 
-def test_six_units_by_hand():
-    """Workers 0 and 1 have two and one of three microbatches; each finishes one."""
-    stream = stream_lib.SharedStream(
-        6, 2, microbatch_size=2, ordering=orders.random_reshuffling(), seed=0
-    )
-    state = stream.init()
-    a, b, c, d, e, f = state.passes[0].order_state.order.tolist()
-    plan = stream.plan(state, np.array([2, 1]))
-    assert plan.microbatches(0).tolist() == [[a, b], [c, d]]
-    assert plan.microbatches(1).tolist() == [[e, f]]
-    state = stream.commit(state, plan, np.array([1, 1]))
-    assert state.passes[0].remaining.tolist() == [c, d]
-    assert stream.epoch(state) == 0
-    state = stream.commit(state, stream.plan(state, np.array([0, 1])), np.array([0, 1]))
-    assert stream.epoch(state) == 1
-    assert (ledger.missing(state.ledger), ledger.duplicated(state.ledger)) == (0, 0)
-
-
 @pytest.mark.parametrize("kind", [stream_lib.SharedStream, stream_lib.PrivateStream])
 def test_within_a_pass_no_array_of_the_length_of_the_data_is_made(kind):
     stream = kind(400, 2, microbatch_size=4, ordering=orders.balanced(), seed=0)
@@ -306,47 +261,36 @@ def test_within_a_pass_no_array_of_the_length_of_the_data_is_made(kind):
         assert all(one is other for one, other in zip(now, arrays, strict=True))
 
 
-NO_PERMUTATIONS = {
-    "shorter": (lambda order: order[:-1], r"int32\[7\] \["),
-    "repeated": (lambda order: np.append(order[:-1], order[:1]), r"2 times and \d not at all"),
-    "all zeros": (np.zeros_like, "it has 0 8 times and 1 not at all"),
-    "floats": (lambda order: order / 1, r"float64\[8\]"),
-    "not finite": (lambda order: order * np.nan, r"float64\[8\] \[nan, "),
-    "out of range": (lambda order: order + 1, r"it has 8 at position \d"),
-    "negative": (lambda order: order - 1, r"it has -1 at position \d"),
-    "of two axes": (lambda order: order[:, None], r"int32\[8, 1\] \["),
-}
+@pytest.mark.parametrize(
+    ("change", "shown"),
+    [
+        (lambda order: order[:-1], r"int32\[7\] \["),
+        (lambda order: np.append(order[:-1], order[:1]), r"int32\[8\] \[.*\] without \d"),
+        (lambda order: order / 1, r"float64\[8\]"),
+        (lambda order: order + 1, r"int32\[8\] \["),
+        (lambda order: order - 1, r"int32\[8\] \["),
+    ],
+    ids=["shorter", "repeated", "floats", "out of range", "negative"],
+)
+def test_an_order_that_is_no_permutation_is_refused_before_an_example_of_its_pass(change, shown):
+    def changed(state):
+        return state._replace(order=change(state.order))
 
-
-@pytest.mark.parametrize("name", NO_PERMUTATIONS)
-@pytest.mark.parametrize("kind", [stream_lib.SharedStream, stream_lib.PrivateStream])
-@pytest.mark.parametrize("function", ["init", "place"])
-def test_an_order_that_is_no_permutation_is_refused_before_an_example_of_its_pass(
-    name, kind, function
-):
-    (change, shown), own = NO_PERMUTATIONS[name], own_order.rotated(by=3)
-
-    def changed(made):
-        state = own._asdict()[function](*made)
-        if function == "init" or state.pass_index:
-            state = state._replace(order=change(state.order))
-        return state
-
-    wrong = own._replace(**{function: lambda *made: changed(made)})
-    size = {"microbatch_size": 2, "ordering": wrong, "seed": 0}
-    stream = kind(8, 1, **size)
-    called = r"init\(8, " if function == "init" else r"place\(state, realised_examples, "
-    message = rf"ordering: '.*_of_its_pass.*': {called}.*{shown}.*i32\[8\], each .* 0 to 7 once"
-    if function == "place":
-        message = message.replace("_of_its_pass", "order:rotated")
-        state = stream.init()
-        plan = stream.plan(state, np.array([4]))
-
-    def call():
-        return stream.init() if function == "init" else stream.commit(state, plan, np.array([4]))
-
+    own = own_order.rotated(by=3)
+    wrong = own._replace(init=lambda *made: changed(own.init(*made)))
+    message = rf"ordering: '.*_of_its_pass.*': init\(8, .* returned {shown}.* permutation i32\[8\]"
     with pytest.raises(ValueError, match=message):
-        call()
+        stream_lib.SharedStream(8, 1, microbatch_size=2, ordering=wrong, seed=0).init()
+
+
+def test_a_repeated_example_is_refused_when_its_pass_is_made():
+    own = own_order.rotated(by=3)
+    wrong = own._replace(place=lambda *made: own.place(*made)._replace(order=np.zeros(8, np.int32)))
+    stream = stream_lib.PrivateStream(8, 1, microbatch_size=2, ordering=wrong, seed=0)
+    state = stream.init()
+    plan = stream.plan(state, np.array([4]))
+    with pytest.raises(ValueError, match=r"place\(state, realised_examples, .*permutation"):
+        stream.commit(state, plan, np.array([4]))
 
 
 def test_a_state_of_an_order_that_grows_is_refused_when_it_first_does():
@@ -379,14 +323,13 @@ def test_the_ledger_counts_every_repetition_and_every_gap(num_examples, seed, pa
     ever, missing, duplicated = set(), 0, 0
     for _ in range(12):
         examples = rng.integers(0, num_examples, rng.integers(0, 2 * num_examples)).astype(np.int32)
-        state = ledger.commit(state, examples)
+        np.add.at(state.counts, examples, 1)
         for example in examples.tolist():
             history[example].append(example)
             ever.add(example)
         if rng.random() < 0.4:
             shard = shards[rng.integers(parts)]
-            whole = parts == 1 and rng.random() < 0.5
-            state = ledger.close_pass(state, None if whole else shard)
+            state = ledger.close_pass(state, shard)
             for example in shard.tolist():
                 missing += not history[example]
                 duplicated += max(len(history[example]) - 1, 0)

@@ -43,8 +43,6 @@ def test_a_source_that_changes_is_streamed_and_a_line_says_so(capsys):
     assert kind is feed.StreamedFeed
     (line,) = said.splitlines()
     assert "of Augmented was another one when it was read again (['noise'] differed)" in line
-    assert "data.feed='streamed' says so" in line
-    assert "data.feed='resident'" in line
     assert choose(examples.Augmented(), capsys, leads=False) == (feed.StreamedFeed, "")
 
 
@@ -52,7 +50,6 @@ def test_resident_is_taken_at_its_word_and_warned_of(capsys):
     kind, said = choose(examples.Augmented(), capsys, asked="resident")
     assert kind is feed.ResidentFeed
     assert "(['noise'] differed)" in said
-    assert "all epochs have the same values" in said
 
 
 @pytest.mark.parametrize("asked", ["auto", "streamed"])
@@ -65,38 +62,33 @@ def test_what_changes_after_it_was_read_once_is_told(asked, capsys):
     assert ("example 3 is another one than before" in said) == (asked == "auto"), said
 
 
-@pytest.mark.parametrize("num_readers", [1, 3])
-def test_streamed_reads_nothing_beforehand(num_readers, capsys):
+def test_streamed_reads_nothing_beforehand(capsys):
     source = examples.Augmented()
-    kind, said = choose(source, capsys, asked="streamed", num_readers=num_readers)
+    kind, said = choose(source, capsys, asked="streamed", num_readers=3)
     assert (kind, said) == (feed.StreamedFeed, "")
     assert source.reads == [0]  # the shapes
 
 
 def test_an_evaluation_on_changing_examples_is_told(capsys):
     choosing.evaluation_feed(examples.Augmented(), jax.devices()[0])
-    said = capsys.readouterr().err
-    assert "eval_source: example" in said
-    assert "every evaluation has those values" in said
+    assert "eval_source: example" in capsys.readouterr().err
     choosing.evaluation_feed(examples.Waiting(secs=0), jax.devices()[0])
     assert capsys.readouterr().err == ""
 
 
-@pytest.mark.parametrize("chance", [0.5, 0.1])
-def test_a_rare_change_is_found(chance):
-    """Of 48 examples that are read twice 1 in 3e14 and 1 in 1e4 sources escape."""
+def test_a_rare_change_is_found():
+    """Of 48 examples that are read twice, 1 in 1e4 sources escape."""
 
     class Flipped(examples.Augmented):
         def __getitem__(self, index):
-            return np.float32(index) * (1 if self.rng.random() < chance else -1) + np.float32(1)
+            return np.float32(index) * (1 if self.rng.random() < 0.1 else -1) + np.float32(1)
 
     assert all(trial.look(Flipped(1000, seed=seed)).difference for seed in range(20))
 
 
-@pytest.mark.parametrize("asked", ["auto", "resident"])
-def test_a_source_is_read_once_and_a_few_examples_twice_more(asked):
+def test_a_source_is_read_once_and_a_few_examples_twice_more():
     source = examples.Waiting(512, secs=0)
-    made_for(source, asked=asked)
+    made_for(source)
     shapes, held = 2, 4
     assert 512 < len(source.reads) <= 512 + 2 * 48 + shapes + held
 
@@ -115,20 +107,18 @@ def test_the_global_generators_are_as_before():
     assert Drawing()[0] == expected
 
 
-@pytest.mark.parametrize("asked", ["auto", "resident", "streamed"])
-def test_several_threads_do_not_read_what_says_that_one_has_to(asked):
+def test_several_threads_do_not_read_what_says_that_one_has_to():
     source = examples.OfOneThread(64, 0.0)
     source.thread_safe = False
-    assert made_for(source, asked=asked)
-    for given in (source, sources.first(source, 30)):
-        with pytest.raises(ValueError, match=r"data\.readers: got 4.*thread_safe = False"):
-            made_for(given, asked=asked, num_readers=4)
+    assert made_for(source)
+    with pytest.raises(ValueError, match=r"data\.readers: got 4.*thread_safe = False"):
+        made_for(source, num_readers=4)
 
 
 def test_threads_that_read_random_examples_are_told_of(capsys):
     kind, said = choose(examples.Augmented(), capsys, num_readers=4)
     assert kind is feed.StreamedFeed
-    assert "4 threads read Augmented: values that it draws from one random generator" in said
+    assert "4 threads read Augmented" in said
 
 
 def test_the_bar_of_a_resident_set_comes_after_a_second_and_goes(capsys):
@@ -178,19 +168,17 @@ def test_a_source_that_is_closed_meanwhile_stops_nobody(capsys):
     source = File(secs=0)
     kept = held.Held(source, name="the source", values=True, way="")
     source.count = 0
-    kept.compare(1)
+    kept.compare()
     assert capsys.readouterr().err == ""
 
 
 def test_a_change_is_told_where_two_passes_differ_and_once(capsys):
     given = {"x": np.arange(12.0), "y": np.full(12, np.nan)}
     kept = held.Held(sources.as_source(given), name="the source", values=True, way="Stay.")
-    kept.compare(1)
+    kept.compare()
     assert capsys.readouterr().err == ""  # a NaN is itself
     given["x"][11] = 5
-    kept.compare(1)
-    assert capsys.readouterr().err == ""  # once for each pass
-    kept.compare(2)
-    assert "example 11 is another one than before (['x']). Its" in capsys.readouterr().err
-    kept.compare(3)
+    kept.compare()
+    assert "example 11 is another one than before (['x'])" in capsys.readouterr().err
+    kept.compare()
     assert capsys.readouterr().err == ""

@@ -70,7 +70,9 @@ class Hosts:
             for index, address in enumerate(addresses):
                 self._do(index, "ip", "address", "add", f"{address}/24", "dev", "link0")
                 self._do(index, "ip", "link", "set", "link0", "up")
-            self.limit(self._rate)
+            bucket = ("tbf", "rate", self._rate, "burst", "256kb", "latency", "50ms")
+            for index in range(len(NAMES)):
+                self._do(index, "tc", "qdisc", "replace", "dev", "link0", "root", *bucket)
         except BaseException:
             self.__exit__()
             raise
@@ -82,12 +84,6 @@ class Hosts:
                 os.kill(pid, signal.SIGKILL)
         for holder in self._holders:
             holder.communicate()  # closes the pipe, so it ends
-
-    def limit(self, rate: str) -> None:
-        """Gives the link another rate."""
-        bucket = ("tbf", "rate", rate, "burst", "256kb", "latency", "50ms")
-        for index in range(len(NAMES)):
-            self._do(index, "tc", "qdisc", "replace", "dev", "link0", "root", *bucket)
 
     def inside(self, index: int, cwd: pathlib.Path | None = None) -> list[str]:
         """What a command of this host begins with. It keeps its process id, and ends with this one.
@@ -117,18 +113,6 @@ class Hosts:
             with contextlib.suppress(OSError):  # it has ended meanwhile
                 if (pid := int(path.name)) not in holders and _network(pid) in own:
                     found[pid] = (path / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-        return found
-
-    def places(self, path: str) -> list[pathlib.Path]:
-        """Where a directory of each host is to be seen from here."""
-        return [pathlib.Path(f"/proc/{holder.pid}/root{path}") for holder in self._holders]
-
-    def unix_sockets(self) -> list[str]:
-        """The names of the Unix sockets of both hosts, as they listen and as they are connected."""
-        found = []
-        for holder in self._holders:
-            lines = pathlib.Path(f"/proc/{holder.pid}/net/unix").read_text().splitlines()[1:]
-            found += [line.split()[-1] for line in lines if len(line.split()) == 8]
         return found
 
     def bytes_sent(self) -> list[int]:

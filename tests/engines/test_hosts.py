@@ -1,13 +1,7 @@
 """Two hosts of two processes each, started by hand: network namespaces of this machine."""
 
-import contextlib
 import functools
-import json
-import os
-import pathlib
 import signal
-import subprocess
-import sys
 
 import jax
 import numpy as np
@@ -21,10 +15,6 @@ from tests.engines import hosts as hosts_lib
 from tests.engines import jobs
 
 pytestmark = pytest.mark.engines
-TOLD = """
-import json, socket, time
-print(json.dumps([socket.gethostname(), socket.gethostbyname("second"), time.monotonic()]))
-"""
 
 
 @pytest.fixture(scope="module")
@@ -61,71 +51,6 @@ def undisturbed(tmp_path_factory, hosts):
     job = jobs.Job(tmp_path_factory.mktemp("undisturbed"), {})
     run(job, hosts)
     return job
-
-
-def test_each_host_has_a_name_an_address_and_a_clock_of_its_own(hosts):
-    told = [
-        json.loads(subprocess.check_output([*hosts.inside(index), sys.executable, "-c", TOLD]))
-        for index in (0, 1)
-    ]
-    assert [name for name, *_ in told] == list(hosts_lib.NAMES)
-    assert [address for _, address, _ in told] == ["10.0.0.2"] * 2
-    assert told[1][2] - told[0][2] == pytest.approx(100_000, abs=100)
-
-
-def test_what_is_left_on_a_host_is_seen(hosts):
-    """On which the benchmark of killed runs stands."""
-    command = "import socket, sys, time; open('/dev/shm/left', 'w'); s = socket.socket(1); "
-    command += "s.bind(chr(0) + 'left'); print(flush=True); time.sleep(900)"
-    process = subprocess.Popen(
-        [*hosts.inside(1), sys.executable, "-c", command], stdout=subprocess.PIPE
-    )
-    with process:
-        process.stdout.readline()
-        assert list(hosts.processes()) == [process.pid]
-        assert hosts.unix_sockets() == ["@left"]
-        process.kill()
-    first, second = hosts.places("/dev/shm")
-    assert [path.name for path in second.iterdir()] == ["left"]
-    assert not list(first.iterdir())
-    assert not hosts.processes()
-    assert not hosts.unix_sockets()
-    (second / "left").unlink()
-
-
-KILLED = """
-import os, pathlib, signal, subprocess, sys
-from tests.engines import hosts as hosts_lib
-hosts = hosts_lib.Hosts(pathlib.Path(sys.argv[1]), "1gbit").__enter__()
-process = subprocess.Popen([*hosts.inside(1), "sleep", "900"], start_new_session=True)
-while not any("sleep" in words for words in hosts.processes().values()):
-    assert process.poll() is None
-network = pathlib.Path(f"/proc/{process.pid}/ns/net").readlink()
-print(network, flush=True)
-os.kill(os.getpid(), signal.SIGKILL)
-"""
-
-
-def test_a_program_that_is_killed_leaves_neither_hosts_nor_what_runs_there(job):
-    told = subprocess.run(
-        [sys.executable, "-c", KILLED, str(job.directory)],
-        env=job.environment,
-        stdout=subprocess.PIPE,
-        text=True,
-        check=False,
-    )
-    assert told.returncode == -signal.SIGKILL
-    network = told.stdout.strip()
-    assert network.startswith("net:")
-
-    def is_gone():
-        for link in pathlib.Path("/proc").glob("[0-9]*/ns/net"):
-            with contextlib.suppress(OSError):  # it has ended meanwhile
-                if os.readlink(link) == network:
-                    return False
-        return True
-
-    engine_gangs.until(is_gone, secs=60)
 
 
 def test_two_hosts_train_exactly_once_to_what_one_host_comes_to(undisturbed, job):

@@ -118,23 +118,6 @@ def test_what_the_function_raises_is_raised_here_and_not_tried_again(tmp_path):
     assert [path.read_text() for path in sorted(tmp_path.iterdir())] == ["called "] * 2
 
 
-def _dies():
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def test_a_process_that_dies_each_time_is_told_when_no_restart_is_left():
-    with pytest.raises(
-        RuntimeError, match=r"worker 0 died: .*no restart is left of max_failures=1"
-    ):
-        hetjax.ray.launch(_dies, [{"CPU": 1}], max_failures=1)
-
-
-def test_more_than_the_cluster_has_is_refused_after_a_while():
-    words = r"no room for \[{'CPU': 1}, {'here': 1}\] in a cluster that has .*'here': 0.0}"
-    with pytest.raises(ValueError, match=words):
-        hetjax.ray.launch(_dies, [{"CPU": 1}, {"here": 1}], start_secs=1.0)
-
-
 CTRL_C = """
 import pathlib, sys
 from experiments.drills import engines_ray
@@ -211,10 +194,3 @@ def test_the_script_of_the_page_trains(cluster, tmp_path):
     numbers = [float(text) for text in printed.split()]
     assert numbers == pytest.approx([1.0] * 8, abs=0.1)
     assert len(hetjax.load(tmp_path / "runs/ray").summary["quotas"]) == 2
-
-
-def test_a_configuration_reaches_the_function_of_a_trainer():
-    import inspect
-
-    assert list(inspect.signature(hetjax.ray.loop(lambda config: None)).parameters) == ["config"]
-    assert not inspect.signature(hetjax.ray.loop(lambda: None)).parameters

@@ -59,11 +59,6 @@ def port_of(pid):
     return int(found[1])
 
 
-def stopped_at(job):
-    """After which round a signal ended the run, as it said."""
-    return int(re.search(r"SIGTERM ended the run after (\d+) rounds", job.said)[1])
-
-
 def test_srun_starts_all_processes_of_a_run_on_two_nodes(undisturbed):
     jobs.check_whole(undisturbed)
 
@@ -95,17 +90,6 @@ def test_the_batch_script_gives_up_after_three_attempts(slurm, job, submit):
     ports = {int(port) for port in (job.directory / "ports").read_text().split()}
     assert len(ports) == 3
     assert all(61440 <= port < 65536 for port in ports)
-
-
-def test_after_a_signal_to_the_step_all_is_saved_and_the_loop_goes_on(
-    slurm, job, submit, undisturbed
-):
-    number = submit()
-    wait_for_round(job, jobs.KILL_AT)
-    slurm.ask("scancel", "--signal=TERM", number)
-    assert slurm.end_of(number) == "COMPLETED", job.said
-    assert job.resumed == [stopped_at(job)]
-    jobs.check_equal(job, undisturbed)
 
 
 def test_a_job_that_is_cancelled_goes_on_when_it_is_submitted_again(
@@ -142,8 +126,3 @@ def test_mpirun_in_an_allocation_of_two_nodes_is_one_run(slurm, open_mpi, job, s
     job.environment.update(open_mpi)
     assert slurm.end_of(submit("--ntasks=4")) == "COMPLETED", job.said
     jobs.check_equal(job, undisturbed)
-
-
-def test_a_script_that_joins_needs_nothing_more(job):
-    job.run(*COMMAND, "python", "script.py")
-    jobs.check_script(job, 4)

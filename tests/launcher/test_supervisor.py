@@ -5,22 +5,14 @@ import pathlib
 import re
 import signal
 import sys
-import time
 
 import pytest
 
-from hetjax.launcher import faults, gang, stacks
-from hetjax.processes import beacons
+from hetjax.launcher import faults, gang
 from tests.launcher import launches
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
 PATIENT = [f"--heartbeat_secs={launches.HEARTBEAT_SECS}"]
-
-
-def says(run, worker, phase):
-    """Whether a worker's file says so by now."""
-    snapshot = beacons.read(run.beacons, worker)
-    return snapshot and phase in {entry.phase for entry in snapshot.entries}
 
 
 def check_noticed(began, noticed, age_secs):
@@ -41,10 +33,8 @@ def test_the_budget_of_restarts_is_kept(launch):
 @pytest.mark.parametrize(
     ("program", "code", "message", "grace_secs"),
     [
-        ("time.sleep(0.3 * worker)", 0, "2 workers", 30),
         ("sys.exit(2) if worker else time.sleep(600)", 2, "worker 1 refused its input", 0.2),
         ("time.sleep(0.3 * worker); sys.exit(130)", 130, "", 30),
-        ("time.sleep(0.3 * worker); sys.exit(143)", 143, "", 30),
         ("sys.exit(143) if worker else time.sleep(600)", 1, "worker 0 did not end within 0.6", 0.2),
     ],
 )
@@ -96,21 +86,15 @@ time.sleep(600)
     assert len(re.findall(r"pid \d+", run.text())) == 4  # none of them runs: `end` looks
 
 
-def test_what_a_finished_worker_left_is_ended(launch):
-    run = launch("print('pid', subprocess.Popen(['sleep', '600']).pid)", "--workers=1")
-    assert run.end() == 0
-
-
 @LINUX
-@pytest.mark.parametrize("limits", [(), ("--cpus=0.3,0.3",)])
-def test_nothing_outlives_a_killed_launcher(launch, limits):
+def test_nothing_outlives_a_killed_launcher(launch):
     program = """
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 print("pid", subprocess.Popen(["sleep", "600"]).pid)
 print("ready")
 time.sleep(600)
 """
-    run = launch(program, "--workers=2", *limits)
+    run = launch(program, "--workers=2", "--cpus=0.3,0.3")
     run.wait_for("ready", 2)
     assert len(list(run.tmp.iterdir())) == 2  # beacons, compiled programs
     run.send(signal.SIGKILL)
@@ -154,32 +138,6 @@ if attempt == 0:
     assert run.text().count("restart") == 1
 
 
-def test_one_that_hangs_after_its_raise_is_killed(launch):
-    program = TOLD + "tell(ValueError('no such file'), trace='line'); time.sleep(600)"
-    run = launch(program, "--workers=1", "--max_restarts=0", "--grace_secs=0.2")
-    assert run.end() == 1
-    assert "worker 0 raised ValueError: no such file; no restart is left" in run.text()
-
-
-def test_one_that_left_too_early_is_named_with_its_exit_code(launch):
-    """Another worker tells it: whoever waits for it, and ends first."""
-    program = (
-        TOLD
-        + """
-if attempt == 0 and worker == 0:
-    tell(ValueError(), process=1, words="has come to its exit, and 0 waits for it", trace="")
-    sys.exit(1)
-if attempt == 0:
-    wait_for(told("process-0.ending").exists)
-    sys.exit(7)
-"""
-    )
-    run = launch(program, "--workers=2", settle_secs=launches.PATIENCE_SECS)
-    assert run.end() == 0
-    message = "worker 1 has come to its exit, and 0 waits for it (exit code 7); restart 1"
-    assert message in run.text()
-
-
 def test_the_killed_one_is_the_cause_of_what_others_raise_later(launch):
     program = (
         TOLD
@@ -196,48 +154,21 @@ sys.exit(1)
     assert "worker 0 ended by SIGKILL; no restart is left" in run.text()
 
 
-@pytest.mark.parametrize(
-    ("code", "message"), [(2, "worker 1 refused its input"), (130, "worker 1 was interrupted")]
-)
-def test_an_end_that_no_restart_mends_is_told_by_its_code(code, message, launch):
+def test_an_end_that_no_restart_mends_is_told_by_its_code(launch):
     program = (
         TOLD
-        + f"""
+        + """
 if worker == 1:
-    tell(KeyboardInterrupt(), code={code}, words="{message.partition(" 1 ")[2]}")
+    tell(KeyboardInterrupt())
     time.sleep(600)
 wait_for(told("process-1.ending").exists)
 sys.exit(1)
 """
     )
     run = launch(program, "--workers=2", "--grace_secs=0.2")
-    assert run.end() == code
-    assert message in run.text()
+    assert run.end() == 130
+    assert "worker 1 was interrupted" in run.text()
     assert "restart" not in run.text()
-
-
-@pytest.mark.slow
-@LINUX
-def test_a_stopped_worker_is_noticed_and_named(launch):
-    program = (
-        launches.BEACONS
-        + """
-while not attempt:
-    beacon.at("computing", 17)
-    time.sleep(0.05)
-"""
-    )
-    run = launch(program, "--workers=2", *PATIENT, "--grace_secs=0.5")
-    run.wait_for("ready", 2)
-    launches.eventually(lambda: says(run, 0, "computing"))
-    os.kill(run.pids(2)[0], signal.SIGSTOP)
-    stopped = time.monotonic()
-    (match,), noticed = run.wait_for(
-        r"hung: worker 0: stopped \(SIGSTOP\), no sign of life for (\d+\.?\d*) s"
-    )
-    check_noticed(stopped, noticed, float(match[1]))
-    assert run.end() == 0
-    assert re.search(r"worker 0: stopped \(SIGSTOP\).*; restart 1 of 3", run.text())
 
 
 @LINUX
@@ -257,10 +188,9 @@ sys.exit(5)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("phase", ["computing", "loading"])
-def test_an_endless_sleep_is_noticed_and_its_stack_kept(launch, phase):
+def test_an_endless_sleep_is_noticed_and_its_stack_kept(launch):
     program = (
-        launches.BEACONS.replace("computing", phase)
+        launches.BEACONS.replace("computing", "loading")
         + """
 def endless():
     time.sleep(600)
@@ -272,29 +202,14 @@ while attempt == 0:
     )
     run = launch(program, "--workers=2", *PATIENT, "--grace_secs=0.5")
     _, began = run.wait_for("ready", 2)
-    name = {"computing": "worker 1", "loading": "worker 1's data"}[phase]
-    (match,), noticed = run.wait_for(rf"hung: {name}: {phase} for (\d+\.?\d*) s in round 17")
+    words = r"hung: worker 1's data: loading for (\d+\.?\d*) s in round 17"
+    (match,), noticed = run.wait_for(words)
     check_noticed(began, noticed, float(match[1]))
-    (match,), _ = run.wait_for(r"the stacks of worker 1 are in (.*):")
+    (match,), _ = run.wait_for(r"the stacks of worker 1 are in (.*)")
     assert run.end() == 0
     path = pathlib.Path(match[1])
     assert path.stat().st_mode & 0o777 == 0o600
     assert "in endless" in path.read_text()
-    assert any("in endless" in line for line in run.err())
-
-
-@pytest.mark.slow
-def test_workers_that_wait_for_each_other_are_restarted(launch):
-    program = (
-        launches.BEACONS
-        + """
-beacon.at("waiting", 16 if worker == 1 else 17)
-time.sleep(0 if attempt else 600)
-"""
-    )
-    run = launch(program, "--workers=2", *PATIENT, "--grace_secs=0.5")
-    assert run.end() == 0
-    assert "hung: worker 1: waiting in round 16, others in round 17; all workers wa" in run.text()
 
 
 def test_a_worker_that_never_speaks_is_ended(launch):
@@ -333,22 +248,12 @@ def test_a_second_ctrl_c_stops_at_once(launch):
     assert run.end() == 130
 
 
-def test_a_program_without_handlers_ends_by_ctrl_c_too(launch):
-    run = launch("print('ready'); time.sleep(600)", "--workers=2")
-    run.wait_for("ready", 2)
-    run.send(signal.SIGINT)
-    assert run.end() == 130
-
-
-@pytest.mark.parametrize(
-    "program", [launches.SAVES + "time.sleep(600)", "print('ready'); time.sleep(600)"]
-)
-def test_sigterm_ends_all_and_lets_them_save(launch, program):
-    run = launch(program, "--workers=2")
+def test_sigterm_ends_all_and_lets_them_save(launch):
+    run = launch(launches.SAVES + "time.sleep(600)", "--workers=2")
     run.wait_for("ready", 2)
     run.send(signal.SIGTERM)
     assert run.end() == 143
-    assert run.text().count("saved") == (2 if "saved" in program else 0)
+    assert run.text().count("saved") == 2
 
 
 def test_sigterm_has_a_limit(launch):
@@ -377,13 +282,3 @@ while time.monotonic() < end:
     assert run.end() == 0
     assert "CPU shares 0.1, 0.1 by affinity to cores" in run.text()
     assert "hung" not in run.text()
-
-
-def test_the_main_part_of_a_stack_is_the_threads_own_and_short():
-    frames = "\n".join(f"  File {index}" for index in range(20))
-    text = (
-        f"Thread 0x00000b (most recent call first):\n  File 1\n\nCurrent thread 0x0c [x]:\n{frames}"
-    )
-    assert stacks.main_part(text, 11).endswith("File 1")
-    assert stacks.main_part(text).splitlines()[-1] == "  ... 9 more"
-    assert stacks.main_part(text, 99) == stacks.main_part(text, 12)

@@ -6,11 +6,9 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from flax import nnx
 
-import hetjax
 from hetjax import adapters
 from hetjax.losses import forwarding
 
@@ -71,19 +69,8 @@ def calls_block(wrap):
     return Outer
 
 
-def scanned(block, x):
-    return nnx.scan(
-        lambda x, block: (block(x), None),
-        in_axes=(nnx.Carry, nnx.StateAxes({...: None})),
-        out_axes=(nnx.Carry, 0),
-        length=3,
-    )(x, block)[0]
-
-
 MODELS = {
     "plain": Block,
-    "remat": calls_block(nnx.remat(lambda block, x: block(x))),
-    "jit": calls_block(nnx.jit(lambda block, x: block(x))),
     "remat in jit": calls_block(nnx.jit(nnx.remat(lambda block, x: block(x)))),
     "cond": calls_block(
         lambda block, x: nnx.cond(
@@ -94,20 +81,14 @@ MODELS = {
 
 
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize(
-    ("change", "named"), [(counts, "count"), (averages, "mean"), (averages_in_training, "mean")]
-)
+@pytest.mark.parametrize(("change", "named"), [(counts, "count"), (averages, "mean")])
 def test_a_model_that_changes_variables_is_refused_and_they_are_named(name, change, named):
     model = MODELS[name](nnx.Rngs(0), change)
     loss_fn, params = adapters.nnx_loss(model, loss)
     path = named if name == "plain" else f"block.{named}"
-    message = rf"keeps state of its own: a call of it changes {path}, neither.*hetjax\.Losses"
-    keys = jax.random.split(jax.random.key(0), 6)
-    for rng in (jax.random.key(0), keys):
-        with pytest.raises(ValueError, match=message):
+    for rng in (jax.random.key(0), jax.random.split(jax.random.key(0), 6)):
+        with pytest.raises(ValueError, match=f"The model keeps .* changes {path}, which is lost"):
             jax.eval_shape(loss_fn, params, BATCH, rng)
-    with pytest.raises(ValueError, match=message):
-        hetjax.fit(loss_fn, params, optax.sgd(0.1), DATA, epochs=1, workers=2, progress=False)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -119,30 +100,6 @@ def test_a_model_that_only_has_variables_trains(name):
 def test_a_variable_that_a_call_makes_is_refused():
     loss_fn, params = adapters.nnx_loss(Block(nnx.Rngs(0), made_anew), loss)
     with pytest.raises(ValueError, match="changes last"):
-        jax.eval_shape(loss_fn, params, BATCH, jax.random.key(0))
-
-
-def test_layers_of_a_scan_keep_their_constants_and_may_not_count():
-    class Deep(nnx.Module):
-        def __init__(self, rngs, change=lambda block, x: None):
-            @nnx.split_rngs(splits=3)
-            @nnx.vmap(in_axes=0, out_axes=0)
-            def make(rngs):
-                return Block(rngs, change)
-
-            self.blocks = make(rngs)
-
-        def __call__(self, x):
-            @nnx.scan(in_axes=(nnx.Carry, 0), out_axes=nnx.Carry)
-            def forward(x, block):
-                return block(x)
-
-            return forward(x, self.blocks)
-
-    loss_fn, params = adapters.nnx_loss(Deep(nnx.Rngs(0)), loss)
-    assert jax.eval_shape(loss_fn, params, BATCH, jax.random.key(0)).shape == (6,)
-    loss_fn, params = adapters.nnx_loss(Deep(nnx.Rngs(0), counts), loss)
-    with pytest.raises(ValueError, match=r"changes blocks\.count"):
         jax.eval_shape(loss_fn, params, BATCH, jax.random.key(0))
 
 
@@ -177,18 +134,6 @@ def test_what_is_sown_may_be_read_in_the_loss():
         assert loss_fn(params, BATCH, jax.random.key(0)).shape == (6,)
 
 
-def test_a_model_whose_weights_are_normed_in_each_call_trains():
-    class Normed(nnx.Module):
-        def __init__(self, rngs):
-            self.layer = nnx.WeightNorm(nnx.Linear(4, 4, rngs=rngs), rngs=rngs)
-
-        def __call__(self, x):
-            return self.layer(x)
-
-    loss_fn, params = adapters.nnx_loss(Normed(nnx.Rngs(0)), loss)
-    assert jax.eval_shape(loss_fn, params, BATCH, jax.random.key(0)).shape == (6,)
-
-
 def linen_case(change, **init):
     class Dense(nn.Module):
         @nn.compact
@@ -202,7 +147,7 @@ def linen_case(change, **init):
 
         @nn.compact
         def __call__(self, x):
-            made = {"plain": Dense, "remat": nn.remat(Dense), "jit": nn.jit(Dense)}[self.wrap]
+            made = {"plain": Dense, "remat": nn.remat(Dense)}[self.wrap]
             return made(name="dense")(x)
 
     return Outer
@@ -227,13 +172,13 @@ def linen_sows(module, x):
     module.sow("losses", "penalty", (x**2).sum(-1))
 
 
-@pytest.mark.parametrize("wrap", ["plain", "remat", "jit"])
+@pytest.mark.parametrize("wrap", ["plain", "remat"])
 def test_a_linen_module_that_changes_a_collection_is_refused(wrap):
     for change in (linen_counts, counts_where_it_may):
         module = linen_case(change)(wrap)
         variables = module.init(jax.random.key(0), X[:1])
         loss_fn, params = adapters.linen_loss(module, variables, loss)
-        message = r"keeps state of its own: a call of it changes state\.dense\.count, neither"
+        message = r"The model keeps .* changes state\.dense\.count"
         with pytest.raises(ValueError, match=message):
             jax.eval_shape(loss_fn, params, BATCH, jax.random.key(0))
         metrics = adapters.linen_metrics(module, variables, lambda m, b: {"loss": loss(m, b)})
@@ -241,7 +186,7 @@ def test_a_linen_module_that_changes_a_collection_is_refused(wrap):
             metrics(params, BATCH)
 
 
-@pytest.mark.parametrize("wrap", ["plain", "remat", "jit"])
+@pytest.mark.parametrize("wrap", ["plain", "remat"])
 def test_a_linen_module_with_constants_trains(wrap):
     module = linen_case(no_change)(wrap)
     variables = module.init(jax.random.key(0), X[:1])
@@ -260,7 +205,7 @@ def test_what_a_linen_module_sows_is_left_out_of_variables_and_read():
     assert "losses" in variables
     for function in (loss, with_penalty):
         loss_fn, params = adapters.linen_loss(module, variables, function)
-        with pytest.raises(ValueError, match=r"losses\.dense\.penalty.*leave its collection out"):
+        with pytest.raises(ValueError, match=r"changes losses\.dense\.penalty"):
             loss_fn(params, BATCH, jax.random.key(0))
     variables = {name: part for name, part in variables.items() if name != "losses"}
     loss_fn, params = adapters.linen_loss(module, variables, with_penalty)
@@ -273,7 +218,6 @@ def test_what_a_linen_module_sows_is_left_out_of_variables_and_read():
     [
         (lambda a, b: [a, b], [False, False]),
         (lambda a, b: [b, a], [True, True]),
-        (lambda a, b: [a + 0.0, b], [True, False]),
         (lambda a, b: list(jax.jit(lambda a, b: (a, a * b))(a, b)), [False, True]),
         (lambda a, b: list(jax.checkpoint(lambda a, b: (a, jnp.sin(b)))(a, b)), [False, True]),
         (
@@ -292,17 +236,8 @@ def test_what_a_linen_module_sows_is_left_out_of_variables_and_read():
             ),
             [True, True],
         ),
-        (lambda a, b: list(jax.lax.optimization_barrier((a, b))), [False, False]),
     ],
 )
 def test_what_a_program_hands_on_is_told_from_what_it_makes(function, expected):
     values = [jnp.ones(()), jnp.ones(())]
     assert forwarding.changed(lambda v: function(*v), values) == expected
-
-
-def test_a_slice_of_each_step_is_handed_on():
-    def function(values):
-        a, b = jax.lax.scan(lambda c, xs: (c, (xs[0], xs[0])), 0.0, tuple(values))[1]
-        return [a, b]
-
-    assert forwarding.changed(function, [jnp.ones(3), jnp.ones(3)]) == [False, True]

@@ -105,14 +105,6 @@ def test_a_model_with_batch_norm_trains_is_evaluated_and_comes_back_whole_linen(
     assert again["accuracy"] == pytest.approx(float(accuracy))
 
 
-def test_one_script_trains_with_state_and_without():
-    """What `nnx_loss` returns is given to `fit` in the same way."""
-    for model in (Normed(nnx.Rngs(0)), nnx.Sequential(nnx.Linear(4, 2, rngs=nnx.Rngs(0)))):
-        loss_fn, params = hetjax.nnx_loss(model, loss)
-        result = hetjax.fit(loss_fn, params, OPTIMIZER, DATA, **QUICK)
-        hetjax.nnx_model(model, result.params, result.model_state)
-
-
 # --- Fixed state ---
 
 
@@ -126,13 +118,7 @@ def frozen_linen():
     return hetjax.linen_loss(*linen(), loss)
 
 
-def frozen_backbone():
-    model = Normed(nnx.Rngs(0))
-    model.norm.eval()
-    return hetjax.nnx_loss(model, loss, wrt=nnx.PathContains("out"))
-
-
-@pytest.mark.parametrize("made", [frozen_nnx, frozen_linen, frozen_backbone])
+@pytest.mark.parametrize("made", [frozen_nnx, frozen_linen])
 def test_fixed_statistics_stay_and_let_every_order_pass(made):
     loss_fn, params = made()
     before = jax.device_get(loss_fn.model_state)
@@ -141,21 +127,13 @@ def test_fixed_statistics_stay_and_let_every_order_pass(made):
     assert result.summary["train_loss"] < 0.6
 
 
-def test_a_head_trains_while_statistics_go_on():
-    model = Normed(nnx.Rngs(0))
-    loss_fn, params = hetjax.nnx_loss(model, loss, wrt=nnx.PathContains("out"))
-    assert sorted(params) == ["out"]
-    result = hetjax.fit(loss_fn, params, OPTIMIZER, DATA, **QUICK)
-    assert np.abs(result.model_state["norm"]["mean"]).min() > 0.5
-
-
 # --- Other state ---
 
 
 def test_variables_of_ones_own_kind_are_state_where_they_are_named():
     model = Normed(nnx.Rngs(0), counts=True)
     loss_fn, params = hetjax.nnx_loss(model, loss)
-    with pytest.raises(ValueError, match=r"changes calls.*state=\(nnx\.BatchStat, YourVariable\)"):
+    with pytest.raises(ValueError, match=r"The model keeps .* changes calls"):
         hetjax.fit(loss_fn, params, OPTIMIZER, DATA, **QUICK)
     loss_fn, params = hetjax.nnx_loss(model, loss, state=(nnx.BatchStat, Counter))
     with pytest.raises(ValueError, match=r"calls has dtype int32.*'calls': 'sum'"):
@@ -177,7 +155,7 @@ def test_collections_of_ones_own_are_state_where_they_are_named():
     module = Counted()
     variables = module.init(jax.random.key(0), X[:1])
     loss_fn, params = hetjax.linen_loss(module, variables, loss)
-    with pytest.raises(ValueError, match=r"changes counts\.calls.*mutable=\('batch_stats', 'yo"):
+    with pytest.raises(ValueError, match=r"The model keeps .* changes counts\.calls"):
         hetjax.fit(loss_fn, params, OPTIMIZER, DATA, **QUICK)
     loss_fn, params = hetjax.linen_loss(module, variables, loss, mutable=("counts",))
     more = {"state_reduce": {"counts": "sum"}}
@@ -215,13 +193,9 @@ def test_a_model_that_runs_eagerly_changes_no_array_that_it_was_given():
 
 def test_what_does_not_fit_a_model_with_state_is_refused():
     model = Normed(nnx.Rngs(0))
-    loss_fn, params = hetjax.nnx_loss(model, loss)
-    with pytest.raises(ValueError, match="per_example_rng"):
-        hetjax.fit(loss_fn, params, OPTIMIZER, DATA, per_example_rng=True, **QUICK)
-    with pytest.raises(
-        ValueError, match=r"nnx_model: model_state do not fit.*norm\.var is missing"
-    ):
+    _, params = hetjax.nnx_loss(model, loss)
+    with pytest.raises(ValueError, match=r"nnx_model: model_state do not fit"):
         hetjax.nnx_model(model, params, {"norm": {"mean": np.zeros(4)}})
     plain = nnx.Linear(4, 2, rngs=nnx.Rngs(0))
-    with pytest.raises(ValueError, match=r"the function takes a mask.*the model keeps no state"):
+    with pytest.raises(ValueError, match="nnx_loss: the function takes a mask"):
         hetjax.nnx_loss(plain, lambda model, batch, mask: mask)

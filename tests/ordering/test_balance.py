@@ -18,9 +18,7 @@ FORMS = {
     "scan": balance.balance_scan,
     "chunked": balance._balance_chunked,
     "gram": balance.balance_gram,
-    "gram of one": lambda x, r: balance.balance_gram(x, r, 1),
     "gram of three": lambda x, r: balance.balance_gram(x, r, 3),
-    "gram of all": lambda x, r: balance.balance_gram(x, r, 64),
 }
 
 
@@ -38,13 +36,13 @@ def cases(kind, num_diffs, size, seed):
     return diffs.astype(np.float64), r.astype(np.float64)
 
 
-def sharded(diffs, r, *, transform="shard_map"):
+def sharded(diffs, r):
     """diffs [W, K, d], r [d] -> signs [W, K] and r [d]."""
     num_workers, _, size = diffs.shape
     shard = balance.shard_size(size, num_workers)
     shards = np.pad(r, (0, shard * num_workers - size)).reshape(num_workers, shard)
 
-    run = over_workers(balance_sharded, num_workers, transform)
+    run = over_workers(balance_sharded, num_workers)
     signs, shards = run(diffs, shards)
     return np.asarray(signs), np.asarray(shards).reshape(-1)[:size]
 
@@ -58,10 +56,7 @@ def coordinate(r, u):
 
 
 @functools.cache
-def over_workers(body, num_workers, transform):
-    if transform == "vmap":
-        return jax.jit(jax.vmap(body, axis_name=AXIS))
-
+def over_workers(body, num_workers):
     def one(*args):
         outputs = body(*jax.tree.map(lambda x: x[0], args))
         return jax.tree.map(lambda x: x[None], outputs)
@@ -80,20 +75,11 @@ def check_signs(actual, expected):
     np.testing.assert_allclose(actual[1], expected[1], rtol=0, atol=1e-12)
 
 
-def test_a_sign_is_plus_where_the_product_is_not_positive():
-    # D-GraB, step "s = +1 if <r, D> <= 0 else -1": a tie gets +1.
-    diffs = jnp.array([[1.0, 0.0], [0.0, 2.0], [1.0, 1.0], [0.0, -3.0]])
-    signs, r = balance.balance_signs(diffs, jnp.zeros(2))
-    assert signs.dtype == jnp.int8
-    assert signs.tolist() == [1, 1, -1, 1]
-    assert r.tolist() == [0.0, -2.0]
-
-
 def test_no_differences_and_shapes_that_do_not_fit():
     signs, r = balance.balance_signs(jnp.zeros((0, 3)), jnp.ones(3))
     assert signs.shape == (0,)
     assert r.tolist() == [1.0, 1.0, 1.0]
-    with pytest.raises(ValueError, match=r"\[2, 3\] and running_sum \[4\] do not fit"):
+    with pytest.raises(ValueError, match=r"diffs \[2, 3\] and running_sum \[4\]"):
         balance.balance_signs(jnp.zeros((2, 3)), jnp.zeros(4))
 
 
@@ -107,21 +93,14 @@ def test_every_form_takes_the_signs_of_the_loop(form, kind, float64):
             check_signs(run(diffs, r), oracles.pair_balance_signs(diffs, r))
 
 
-@pytest.mark.parametrize("transform", ["shard_map", "vmap"])
-@pytest.mark.parametrize("num_workers", [1, 2, 4, 8])
+@pytest.mark.parametrize("num_workers", [2, 4])
 @pytest.mark.parametrize("kind", ["random", "low rank", "ties"])
-def test_shards_take_the_signs_of_one_sequence(kind, num_workers, transform, float64):
+def test_shards_take_the_signs_of_one_sequence(kind, num_workers, float64):
     for seed in range(3):
         diffs, r = cases(kind, 3 * num_workers, 37, seed)
         diffs = diffs.reshape(num_workers, 3, 37)
-        signs, new_r = sharded(diffs, r, transform=transform)
+        signs, new_r = sharded(diffs, r)
         check_signs((signs.T.reshape(-1), new_r), oracles.pair_balance_signs(in_sequence(diffs), r))
-
-
-def test_d_grab_on_one_worker_is_pair_balance(float64):
-    diffs, r = cases("random", 12, 50, 0)
-    signs, new_r = sharded(diffs[None], r)
-    check_signs((signs[0], new_r), balance.balance_signs(jnp.array(diffs), jnp.array(r)))
 
 
 @hypothesis.settings(max_examples=20, deadline=None)
@@ -151,11 +130,10 @@ def flat_of(tree):
     return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)])
 
 
-@pytest.mark.parametrize("transform", ["shard_map", "vmap"])
-@pytest.mark.parametrize("num_workers", [1, 2, 4, 8])
+@pytest.mark.parametrize("num_workers", [2, 4])
 @pytest.mark.parametrize("kind", ["random", "low rank", "ties"])
-def test_workers_are_coordinated_in_rank_order(kind, num_workers, transform, float64):
-    run = over_workers(coordinate, num_workers, transform)
+def test_workers_are_coordinated_in_rank_order(kind, num_workers, float64):
+    run = over_workers(coordinate, num_workers)
     for seed in range(3):
         u, r = cases(kind, num_workers, 12, seed)
         expected = oracles.pair_balance_signs(u, r)
@@ -183,15 +161,3 @@ def test_products_of_short_floats_are_summed_in_float32(form):
     signs, r = FORMS[form](diffs, jnp.ones(18, jnp.float32))
     assert signs.tolist() == [-1]
     assert r.dtype == jnp.float32
-
-
-def test_a_shard_of_another_size_is_refused():
-    with pytest.raises(ValueError, match=r"a shard of 5 coordinates on 2 workers is \(3,\)"):
-        jax.vmap(lambda x, r: balance.balance_sharded(x, r, AXIS), axis_name=AXIS)(
-            jnp.zeros((2, 1, 5)), jnp.zeros((2, 5))
-        )
-
-
-def test_a_block_of_nothing_is_refused():
-    with pytest.raises(ValueError, match="at least one difference"):
-        balance.balance_gram(jnp.zeros((2, 3)), jnp.zeros(3), 0)

@@ -41,44 +41,6 @@ def test_the_bound_is_that_of_the_plain_loop_whatever_the_chunks(problem, chunk_
     np.testing.assert_allclose(bounds, slow_bound(*problem), rtol=1e-10, atol=1e-12)
 
 
-@settings(max_examples=100, deadline=None)
-@given(problems(), st.floats(-1e3, 1e3))
-def test_a_vector_added_to_all_changes_nothing(problem, constant):
-    vectors, orders = problem
-    shift = constant * np.arange(1.0, vectors.shape[2] + 1)
-    np.testing.assert_allclose(
-        herding.parallel_herding_bound(vectors + shift, orders),
-        herding.parallel_herding_bound(vectors, orders),
-        atol=1e-9,
-    )
-
-
-@settings(max_examples=100, deadline=None)
-@given(problems())
-def test_the_reversed_orders_have_the_same_bound(problem):
-    # The centred sum of all examples is 0, so a suffix is minus a prefix.
-    vectors, orders = problem
-    np.testing.assert_allclose(
-        herding.parallel_herding_bound(vectors, orders[:, ::-1]),
-        herding.parallel_herding_bound(vectors, orders),
-        atol=1e-12,
-    )
-
-
-def test_two_workers_of_three_units_by_hand():
-    vectors = [[[1.0, 0.0], [0.0, 3.0], [-1.0, -3.0]], [[2.0, 0.0], [0.0, -4.0], [-2.0, 4.0]]]
-    # The mean is 0. Prefixes: (1, 0) + (2, 0), then + (0, 3) + (0, −4), then (0, 0).
-    assert herding.parallel_herding_bound(vectors, [[0, 1, 2], [0, 1, 2]]) == (3.0, 10**0.5)
-    # (1, 0) + (−2, 4), then + (0, 3) + (0, −4).
-    assert herding.parallel_herding_bound(vectors, [[0, 1, 2], [2, 1, 0]]) == (4.0, 17**0.5)
-
-
-def test_the_largest_norms_may_be_at_different_timesteps():
-    # Prefixes (5, 0), (4, 4), (0, 0): 5 is the larger ∞-norm, √32 the larger 2-norm.
-    vectors = [[[5.0, 0.0], [-1.0, 4.0], [-4.0, -4.0]]]
-    assert herding.parallel_herding_bound(vectors, [[0, 1, 2]]) == (5.0, 32**0.5)
-
-
 def test_float32_vectors_are_added_in_float64():
     # In float32, 2^24 + 1 = 2^24: 99 additions of 1 would be lost.
     examples = np.ones((1, 201, 1), np.float32)
@@ -108,17 +70,9 @@ def test_no_second_copy_of_the_vectors_is_made():
 @pytest.mark.parametrize(
     ("vectors_shape", "orders", "message"),
     [
-        ((3, 2), [[0, 1, 2]], r"vectors has shape \(3, 2\); it must be f\[n, m, d\]"),
-        ((1, 0, 2), [[]], r"all ≥ 1"),
-        (
-            (2, 3, 1),
-            [[0, 1, 2]],
-            r"orders is int64\[1, 3\].*must be whole numbers of shape \(2, 3\)",
-        ),
-        ((1, 2, 1), [[0.0, 1.0]], r"orders is float64\[1, 2\].*whole numbers"),
-        ((2, 3, 1), [[0, 1, 2], [0, 1, 1]], r"worker 1 is not a permutation.*0 \.\. 2"),
-        ((2, 3, 1), [[0, 1, 3], [0, 1, 2]], r"worker 0 is not a permutation"),
-        ((1, 3, 1), [[0, 1, -1]], r"worker 0 is not a permutation"),
+        ((3, 2), [[0, 1, 2]], r"vectors has shape \(3, 2\)"),
+        ((2, 3, 1), [[0, 1, 2]], r"orders is int64\[1, 3\]; it must be i\[2, 3\]"),
+        ((2, 3, 1), [[0, 1, 2], [0, 1, 1]], "worker 1 is not a permutation"),
     ],
 )
 def test_wrong_arguments_are_named(vectors_shape, orders, message):

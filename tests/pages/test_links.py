@@ -83,21 +83,3 @@ def test_links_out_of_the_pages_follow_one_rule():
     file = "https://host/repository/blob/main/tests/own_parts/gate.py"
     assert shown("../tests/own_parts/gate.py", *here) == file
     assert shown("../tests", *here) == "https://host/repository/tree/main/tests"
-
-
-def test_links_of_the_results_lead_to_pages_and_pictures():
-    here = ("experiments/results/bilevel/README.md", "results/generated/bilevel.md")
-    assert shown("rounds.md", *here) == "bilevel-rounds.md"
-    assert shown("../../../docs/bilevel.md#a", *here) == "../../bilevel.md#a"
-    picture = "../../../experiments/results/bilevel/tuning.png"
-    assert shown("tuning.png", *here) == picture
-    kept = "https://host/repository/blob/main/experiments/results/bilevel/runs/tuning.jsonl"
-    assert shown("runs/tuning.jsonl", *here) == kept
-
-
-def test_code_has_no_links():
-    text = "[a](../LICENSE) `[a](../LICENSE)`\n```md\n[a](../LICENSE)\n```\n[a](../LICENSE)\n"
-    page = ROOT / "docs/quotas.md"
-    found = outside.with_links(text, page, page, "R")
-    assert found.count("R/blob/main/LICENSE") == 2
-    assert found.count("](../LICENSE)") == 2

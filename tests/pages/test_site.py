@@ -1,9 +1,7 @@
 """What builds the site: the links of what is built, and the digest by which CI sees changes."""
 
-import os
 import re
 import shutil
-import subprocess
 
 import pytest
 
@@ -77,36 +75,3 @@ def test_ci_runs_a_part_where_what_it_stands_on_has_changed(part):
     assert part in parts.split()
     assert 'docs.extensions.standing $part)" != "$(cat .ci/$part.passed' in run
     assert f"docs.extensions.standing {part} >.ci/{part}.passed" in own
-
-
-def test_the_engines_are_not_run_where_a_program_is_missing(tmp_path):
-    (tmp_path / ".ci").mkdir()
-    shutil.copy(ROOT / ".ci/engines", tmp_path / ".ci")
-    for name in ("bash", "dirname", "env"):
-        (tmp_path / name).symlink_to(shutil.which(name))
-    script = (tmp_path / ".ci/engines").read_text().replace(":/usr/sbin:/sbin", "")
-    (tmp_path / ".ci/engines").write_text(script)
-    ran = subprocess.run(
-        [tmp_path / ".ci/engines"],
-        env={**os.environ, "PATH": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert ran.stdout.startswith(".ci/engines was not run: there is no mpirun"), ran
-    assert [path.name for path in (tmp_path / ".ci").iterdir()] == ["engines"]
-
-
-def test_pages_of_results_are_made_of_all_of_them():
-    pages = dict(outside.result_pages())
-    assert {"quotas", "bilevel-estimators", "measured_once"} <= pages.keys()
-    assert set(pages.values()) == set((ROOT / "experiments/results").rglob("*.md"))
-
-
-def test_a_pattern_without_a_page_is_passed_over(tmp_path):
-    for name in ("ring.md", "star.md", "index.md"):
-        (tmp_path / name).write_text("# Page\n")
-    text = "```{toctree}\n:glob:\n\nring\nno*\n*ar\n*\n```\n"
-    assert outside.without_empty_globs(text, tmp_path) == text.replace("no*\n", "").replace(
-        "*ar\n*\n", "*ar\n"
-    )

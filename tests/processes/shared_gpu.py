@@ -11,7 +11,7 @@ import numpy as np
 import optax
 
 import hetjax
-from hetjax.processes import shared_sums
+from hetjax.processes import ways
 from tests.own_parts import local_sgd
 from tests.rounds import problems
 
@@ -30,7 +30,7 @@ def squares(x, y, batch):
 
 def main(process_id, num_processes, coordinator, directory):
     hetjax.join_processes(int(process_id), int(num_processes), coordinator)
-    shared_sums.share_gpus = lambda mesh, sockets: True
+    ways.share_gpus = lambda mesh, sockets: True
     data, weights, told = problems.classification(), problems.initial_weights(), {}
     fields = {"epochs": 2, "quota": "equal", "cluster": {"num_workers": 2}}
     workdir = pathlib.Path(directory, "run")

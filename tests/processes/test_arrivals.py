@@ -1,6 +1,5 @@
 """Who has come to join, and whether all can be reached."""
 
-import contextlib
 import time
 
 import pytest
@@ -10,16 +9,15 @@ from hetjax.processes import arrivals, join
 A, B, C = "machine a", "machine b", "machine c"
 
 
-def met(process_id, num_processes, port, host="127.0.0.1"):
+def met(process_id, num_processes, port):
     one = arrivals.Arrivals(process_id, num_processes)
-    assert one.meet(f"{host}:{port}") == ""
+    assert one.meet(f"localhost:{port}") == ""
     return one
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
-def test_all_that_are_there_hear_who_is_not(host):
+def test_all_that_are_there_hear_who_is_not():
     port = join.find_port("127.0.0.1")
-    gang = [met(index, 4, port, host) for index in (1, 0, 2)]
+    gang = [met(index, 4, port) for index in (1, 0, 2)]
     assert [one.missing() for one in gang] == [None] * 3
     deadline = time.monotonic() + 60
     while any(one.missing() != {3} for one in gang) and time.monotonic() < deadline:
@@ -45,22 +43,12 @@ def test_what_nobody_of_the_run_sends_is_passed_over():
     stranger.close()
 
 
-def test_process_0_on_another_machine_than_the_coordinator_says_so():
-    with contextlib.closing(arrivals.Arrivals(0, 2)) as zero:
-        said = zero.meet("192.0.2.77:7000")
-    assert "the coordinator 192.0.2.77:7000 is on a machine with the address 192.0.2.77, wh" in said
-
-
 @pytest.mark.parametrize(
     ("hosts", "process"),
     [
         ([(A, "127.0.1.1"), (A, "127.0.1.1")], None),  # of one machine
-        ([(A, "192.168.0.1"), (B, "192.168.0.2")], None),
         ([(A, "127.0.1.1"), (B, "127.0.1.1")], 0),
-        ([(A, "192.168.0.1"), (B, "127.0.1.1")], 1),
-        ([(A, "127.0.1.1"), (B, "192.168.0.1")], 0),
         ([(A, "10.0.0.1"), (B, "127.0.1.1")], None),  # which connects to the other
-        ([(A, "10.0.0.1"), (B, "127.0.1.1"), (C, "127.0.1.1")], 1),
         ([(A, "10.0.0.1"), (B, "127.0.1.1"), (C, "")], 1),
         ([(A, "fd00::1"), (B, "::1")], 1),
     ],
@@ -76,9 +64,3 @@ def test_a_machine_whose_name_is_a_loopback_address_is_named(hosts, process):
     else:
         name, address = hosts[process][0][-1], hosts[process][1]
         assert f"process {process} is on {name}, whose own name resolves to {address} there" in said
-        assert f"In /etc/hosts of {name}, write the address that the other machines know" in said
-
-
-def test_this_machine_is_one():
-    assert arrivals.own_host() == arrivals.own_host()
-    assert arrivals.own_host().machine

@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from hetjax.processes import board as board_lib
 from hetjax.processes import exchange, waits
 
 pytestmark = pytest.mark.skipif(
@@ -16,8 +17,8 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-class Board:
-    """As `processes.Board`, among threads."""
+class Board(board_lib.Board):
+    """Among threads."""
 
     def __init__(self):
         self._values, self._changed = {}, threading.Condition()
@@ -74,29 +75,12 @@ def test_those_who_follow_return_after_the_leader_has_come(members):
     assert in_each(4, rounds) == [[True] * 100] * 4
 
 
-def test_who_leads_waits_for_nobody_and_who_follows_one_that_ended_is_told(members):
-    members[0].follow(0)
-    members[1].follow(0)
-    members[2].close()
-    with pytest.raises(waits.LostProcessError, match="process 2 has ended"):
-        members[1].follow(2)
-    with pytest.raises(waits.LostProcessError, match="process 2 has ended"):
-        members[1].follow(1)
-
-
 def test_who_is_ahead_does_not_wait_for_room(members):
     """The largest messages of two rounds lie between two processes, and nobody reads."""
     for peer in members[0]._peers.values():
         peer.setblocking(False)
         for _ in range(2):
             assert peer.send(bytes(exchange.MOST_BYTES)) == exchange.MOST_BYTES
-
-
-def test_a_process_that_ends_is_named_at_once(members):
-    members[2].close()
-    for index in (0, 1, 3):
-        with pytest.raises(waits.LostProcessError, match="process 2 has ended"):
-            members[index](b"still there")
 
 
 def test_a_process_that_ends_is_named_while_others_wait(members):
@@ -108,15 +92,6 @@ def test_a_process_that_ends_is_named_while_others_wait(members):
         for future in waiting:
             with pytest.raises(waits.LostProcessError, match="process 2 has ended"):
                 future.result(120)
-
-
-def test_whoever_has_all_messages_may_leave(members):
-    def last(index):
-        found = members[index](b"last")
-        members[index].close()
-        return found
-
-    assert in_each(4, last) == [[b"last"] * 4] * 4
 
 
 def test_a_file_that_one_hands_out_is_the_same_for_all(members, tmp_path):
@@ -173,9 +148,3 @@ def test_where_one_has_no_sockets_nobody_uses_them(monkeypatch):
     board = Board()
     assert in_each(3, lambda index: exchange.connect(index, range(3), board)) == [None] * 3
     assert len(made) == 3
-
-
-def test_where_it_is_switched_off_nobody_uses_them(monkeypatch):
-    monkeypatch.setenv(exchange.SHARED_MEMORY, "off")
-    board = Board()
-    assert in_each(2, lambda index: exchange.connect(index, range(2), board)) == [None] * 2

@@ -90,17 +90,6 @@ def test_in_a_collective_who_does_not_wait_is_named_by_each_of_the_others(gang, 
     assert all(words.search(line) for line in said)
 
 
-def test_where_all_wait_it_is_said_for_what(gang, capsys):
-    for process, what in zip(gang.gang, ("end the round", "synchronise", "connect"), strict=True):
-        process.wait = gang.waiting(what)
-    gang.passes(12, 0, 1, 2)
-    first = lines(capsys)[0]
-    assert first.startswith(
-        "hetjax: process 0 has waited 10 s for the other processes (process 1, "
-    )
-    assert re.search(r"waiting for the other processes to synchronise for \d+ s; process 2", first)
-
-
 def test_one_that_is_silent_is_named_though_nobody_waits(gang, capsys):
     gang.gang[2].beacons.at("computing", 4)
     gang.passes(3, 0, 1, 2)
@@ -137,20 +126,3 @@ def test_one_that_was_stopped_itself_blames_nobody(gang, clock, capsys):
     clock.now += 60.0
     one.notices.speak()
     assert lines(capsys) == []
-
-
-def test_of_many_some_are_named(clock, monkeypatch, capsys):
-    one = Process(0, 500, test_watch.Board())
-    wait = waits.Wait("end the round")
-    wait.since = clock.now
-    monkeypatch.setattr(waits, "longest", lambda: wait)
-    one.look()
-    for _ in range(10):
-        clock.now += 1.0
-        one.notices.speak()
-    (said,) = lines(capsys)
-    assert (
-        "for processes 1, 2, 3, 4, 5, 6, 7, 8 and 491 more (process 1, no word of it for 10 s; "
-        in said
-    )
-    assert len(said) < 600

@@ -1,28 +1,20 @@
-import pickle
-
 import numpy as np
 import pytest
 
 from hetjax import quota
 from hetjax.cluster import emulate
-from hetjax.quota import guard
-from tests.quota.played import times_of
+from tests.quota import played
 
 CAPS = np.full(4, 16)
 EVEN, SKEWED = [4, 4, 4, 4], [7, 3, 3, 3]
 
 
-def play(secs_of, policy=None, *, num_rounds=100, budget=16, caps_of=lambda _: CAPS, state=None):
+def play(secs_of, policy=None, *, num_rounds=100, budget=16, caps=CAPS):
     """Quotas of a policy guarded, where secs_of(round, quotas) are the workers' own seconds."""
     policy = quota.guarded(policy or quota.static([7, 3, 3, 3]))
-    state = policy.init(4, budget) if state is None else state
-    rounds = []
-    for round in range(num_rounds):
-        quotas, state = policy.assign(state, budget, caps_of(round))
-        secs = np.asarray(secs_of(round, quotas), float)
-        state = policy.observe(state, quota.RoundTimes(quotas, np.full(4, np.nan), secs))
-        rounds.append(quotas.tolist())
-    return rounds, state
+    times_of = lambda round, quotas: played.totals(quotas, secs_of(round, quotas))  # noqa: E731
+    rounds, state = played.play(policy, times_of, caps, num_rounds, budget=budget)
+    return rounds.tolist(), state
 
 
 def noise(round, scale=0.1):
@@ -35,15 +27,9 @@ def sharing(quotas):
 
 
 def test_quotas_whose_gain_only_their_own_clocks_see_give_way_to_equal_split():
-    rounds, _ = play(lambda round, quotas: sharing(quotas) * noise(round))
+    rounds, _ = play(lambda round, quotas: sharing(quotas) * noise(round), num_rounds=3000)
     assert rounds[:10] == [SKEWED] * 10
-    assert rounds[20:] == [EVEN] * 80
-
-
-def test_quotas_that_make_rounds_shorter_are_kept_after_a_few_equal_rounds():
-    rounds, _ = play(lambda round, quotas: quotas / np.array([7, 3, 3, 3]) * noise(round))
-    assert 1 <= rounds.count(EVEN) <= 4
-    assert rounds[24:] == [SKEWED] * 76
+    assert rounds[20:] == [EVEN] * 2980
 
 
 def test_quotas_of_independent_workers_are_not_held_back_by_noise():
@@ -62,13 +48,10 @@ def test_quotas_of_independent_workers_are_not_held_back_by_noise():
     assert held <= 0.05 * 20 * 240
 
 
-def undecided(round, quotas):
-    """The first worker is fast in every fourth round, just enough."""
-    return quotas * np.array([0.55 if round % 4 == 2 else 1.0, 1.0, 1.0, 1.0])
-
-
 def test_a_look_takes_turns_whose_order_alternates():
-    rounds, _ = play(undecided)
+    """The first worker is fast in every fourth round, just enough to decide nothing."""
+    fast = np.array([0.55, 1.0, 1.0, 1.0])
+    rounds, _ = play(lambda round, quotas: quotas * (fast if round % 4 == 2 else 1.0))
     assert rounds[10:14] == [EVEN, SKEWED, SKEWED, EVEN]
 
 
@@ -107,22 +90,18 @@ def test_two_late_rounds_in_a_row_release_nothing():
     assert rounds[50:] == [EVEN] * 50
 
 
-def test_quotas_that_were_looked_at_and_stay_are_not_looked_at_again():
+def test_quotas_that_make_rounds_shorter_are_kept_and_not_looked_at_again():
     right = lambda round, quotas: quotas / np.array([7, 3, 3, 3]) * noise(round)  # noqa: E731
     rounds, _ = play(right, num_rounds=3000)
+    assert 1 <= rounds.count(EVEN) <= 4
     assert rounds[24:] == [SKEWED] * 2976
-
-
-def test_a_hold_goes_on_while_nothing_speaks_against_it():
-    rounds, _ = play(lambda round, quotas: sharing(quotas) * noise(round), num_rounds=3000)
-    assert rounds[20:] == [EVEN] * 2980
 
 
 def test_a_worker_that_leaves_ends_the_hold():
     def caps_of(round):
         return CAPS * (np.arange(4) < (3 if round >= 60 else 4))
 
-    rounds, state = play(lambda _, quotas: quotas, num_rounds=62, caps_of=caps_of)
+    rounds, state = play(lambda _, quotas: quotas, num_rounds=62, caps=caps_of)
     assert rounds[59] == EVEN
     assert rounds[60] == [*quota.largest_remainder([7, 3, 3], 16), 0]
     assert not state.held
@@ -146,8 +125,7 @@ def test_rounds_of_fewer_microbatches_and_of_closed_gates_tell_nothing():
         total = 16 if round % 2 else 8
         quotas, state = policy.assign(state, total, CAPS)
         done = quotas if total == 8 else np.minimum(quotas, 5)
-        secs = done * 1.0
-        state = policy.observe(state, quota.RoundTimes(done, np.full(4, np.nan), secs))
+        state = policy.observe(state, played.totals(done, done))
     assert state.rounds == 0
     assert not state.held
 
@@ -162,32 +140,13 @@ def test_a_held_split_survives_smaller_rounds_and_lower_caps():
     assert policy.assign(state, 16, CAPS)[0].tolist() == EVEN
 
 
-def test_a_guard_that_was_saved_in_a_look_goes_on_identically():
-    _, state = play(undecided, num_rounds=12)
-    assert state.looking
-    saved = pickle.loads(pickle.dumps(state))
-    assert play(undecided, state=state)[0] == play(undecided, state=saved)[0]
-
-
-def test_the_mean_cost_by_hand():
-    mean, error, count = guard._mean_cost(
-        np.array([1.0, 3.0, 90.0, np.nan]), np.array([2.0, 2.0, 2.0, 2.0]), 0.05
-    )
-    # in rounds of 2: -0.5, 0.5, and 44 that counts as 2; four assumed ones of 0.05 beside them
-    costs = np.array([-0.5, 0.5, 2.0])
-    variance = (((costs - 2 / 3) ** 2).sum() + 4 * 0.05**2) / (2 + 4)
-    assert (mean, count) == (pytest.approx(2 / 3), 3)
-    assert error == pytest.approx(np.sqrt(variance / 3))
-
-
 def test_adaptive_on_shared_cores_is_no_slower_than_equal_split():
     """Four workers on two cores, whole rounds in turn: unequal quotas fill the cores unevenly."""
 
     def round_secs(policy, seed):
-        rng = np.random.default_rng(seed)
-        state, caps, longest = policy.init(4, 16), np.full(4, 16), []
-        for round in range(300):
-            quotas, state = policy.assign(state, 16, caps)
+        rng, longest = np.random.default_rng(seed), []
+
+        def times_of(round, quotas):
             warm = quotas * rng.gamma(100, 0.01, 4)
             work = warm + (round == 0) * rng.exponential(10, 4)
             cores, ends = [0.0, 0.0], np.zeros(4)
@@ -196,8 +155,10 @@ def test_adaptive_on_shared_cores_is_no_slower_than_equal_split():
                 cores[core] += work[worker]
                 ends[worker] = cores[core]
             first = np.where(quotas > 0, ends - warm * (1 - 1 / np.maximum(quotas, 1)), np.nan)
-            state = policy.observe(state, quota.RoundTimes(quotas, first, ends))
             longest.append(ends.max())
+            return quota.RoundTimes(quotas, first, ends)
+
+        played.play(policy, times_of, np.full(4, 16), 300, budget=16)
         return np.mean(longest[60:])
 
     even = np.array([round_secs(quota.equal(), seed) for seed in range(4)])
@@ -205,36 +166,14 @@ def test_adaptive_on_shared_cores_is_no_slower_than_equal_split():
     assert (guarded <= 1.02 * even).all()
 
 
-def test_adaptive_answers_a_slower_worker_also_from_a_held_equal_split():
-    change = emulate.Change(60, 1, 2.0)
-    cluster = emulate.EmulatedCluster((1.0,) * 4, changes=(change,))
-    policy = quota.guarded(quota.adaptive(guard=False))
-    state = policy.init(4, 32)
-    caps = np.full(4, 32)
-    for round in range(75):
-        quotas, state = policy.assign(state, 32, caps)
-        if round == 5:  # as after a look that has decided for equal split
-            state = state._replace(held=True, rounds=0, wait=16)
-        ends = [cluster.microbatch_ends(round, i, int(k)) for i, k in enumerate(quotas)]
-        times = quota.RoundTimes(
-            quotas, np.array([own[0] for own in ends]), np.array([own[-1] for own in ends])
-        )
-        state = policy.observe(state, times)
-        if round == 67:
-            assert quotas[1] <= 5
-    assert not state.held
-    assert (quotas * [1, 2, 1, 1]).max() == 10  # the optimum
-
-
 def test_equal_split_has_the_whole_total_when_caps_were_low_at_first():
     policy = quota.guarded(quota.static([3, 1]))
     state = policy.init(2, 10)
     _, state = policy.assign(state, 6, np.array([2, 4]))
-    for _ in range(40):
-        quotas, state = policy.assign(state, 10, np.array([10, 10]))
-        assert quotas.sum() == 10
-        state = policy.observe(state, quota.RoundTimes(quotas, np.full(2, np.nan), 1.0 * quotas))
-    assert quotas.tolist() == [5, 5]
+    times_of = lambda round, quotas: played.totals(quotas, quotas)  # noqa: E731
+    quotas, _ = played.play(policy, times_of, np.full(2, 10), 40, budget=10, state=state)
+    assert (quotas.sum(axis=1) == 10).all()
+    assert quotas[-1].tolist() == [5, 5]
 
 
 def test_a_held_split_gives_way_while_a_worker_is_many_times_late():
@@ -242,12 +181,10 @@ def test_a_held_split_gives_way_while_a_worker_is_many_times_late():
         (1.0,) * 4, changes=(emulate.Change(60, 1, 100.0), emulate.Change(62, 1, 1.0))
     )
     policy = quota.guarded(quota.adaptive(guard=False))
-    state, caps, given = policy.init(4, 32), np.full(4, 32), []
-    for round in range(70):
-        quotas, state = policy.assign(state, 32, caps)
-        if round == 59:
-            state = state._replace(held=True, rounds=0, wait=16)
-        state = policy.observe(state, times_of(cluster, quotas, round))
-        given.append(int(quotas[1]))
-    assert given[59:64] == [8, 8, 1, 1, 8]
+    caps, times_of = np.full(4, 32), played.times_of(cluster)
+    _, state = played.play(policy, times_of, caps, 59, budget=32)
+    state = state._replace(held=True, rounds=0, wait=16)
+    later = lambda round, quotas: times_of(59 + round, quotas)  # noqa: E731
+    quotas, state = played.play(policy, later, caps, 11, budget=32, state=state)
+    assert quotas[:5, 1].tolist() == [8, 8, 1, 1, 8]
     assert state.held

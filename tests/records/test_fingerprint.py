@@ -63,17 +63,9 @@ OTHERS = {
         {"optimizer": optax.inject_hyperparams(optax.sgd)(learning_rate=0.1, momentum=0.9)},
         "the optimizer updates",
     ),
-    "schedule": (
-        {"optimizer": optax.sgd(lambda count: 0.3 / (1 + count.astype(np.float32)), momentum=0.9)},
-        "the optimizer updates",
-    ),
     "params": ({"params": WEIGHTS + 1}, "initial parameters have other values"),
     "loss": (
         {"loss_fn": lambda w, b, r: problems.softmax_loss(w, b, r) ** 2},
-        "the loss computes something else",
-    ),
-    "constant of the loss": (
-        {"loss_fn": scaled_loss(np.float32(2.0))},
         "the loss computes something else",
     ),
     "array in the loss": (
@@ -96,7 +88,7 @@ def test_what_began_otherwise_is_refused_and_can_be_forced(name, tmp_path, capsy
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
     anew = fit(tmp_path / "anew", resume=False, **other)
     assert "resumed" not in anew.summary
-    if name in ("injected rate", "schedule"):
+    if name == "injected rate":
         return  # its state has another structure
     forced = fit(tmp_path, resume="force", **other)
     assert message in capsys.readouterr().err
@@ -108,9 +100,8 @@ def files(workdir):
 
 
 FINISHED_OTHERS = {
-    **{name: OTHERS[name] for name in ("learning rate", "params", "loss", "values")},
+    "learning rate": OTHERS["learning rate"],
     "length": ({"source": problems.classification(48, np.float32)}, "have 48 examples, and had 64"),
-    "seed": ({"seed": 1}, "belongs to another configuration"),
     "epochs": ({"epochs": 1}, "belongs to another configuration"),
 }
 
@@ -175,18 +166,6 @@ def test_the_same_run_written_otherwise_goes_on_and_says_so(tmp_path, capsys):
     np.testing.assert_array_equal(again.params, fit(None).params)
 
 
-def test_a_source_that_is_random_is_known_by_its_shapes(tmp_path):
-    class Noisy(Items):
-        rng = np.random.default_rng(0)
-
-        def __getitem__(self, index):
-            noise = self.rng.normal(size=DATA["x"].shape[1:]).astype(np.float32)
-            return {"x": DATA["x"][index] + noise, "y": DATA["y"][index]}
-
-    cut(tmp_path, source=Noisy(), data={"feed": "streamed"})
-    assert fit(tmp_path, source=Noisy(), data={"feed": "streamed"}).summary["resumed"]
-
-
 def test_more_epochs_go_on_and_fewer_are_refused(tmp_path, capsys):
     short = fit(tmp_path)
     longer = fit(tmp_path, epochs=3)
@@ -205,14 +184,6 @@ def test_a_schedule_of_the_new_length_takes_the_state_over(tmp_path, capsys):
     longer = fit(tmp_path, optimizer=optimizer(6), epochs=3)
     assert "as a schedule over all epochs does; its state goes on" in capsys.readouterr().err
     assert int(longer.state.opt_state[1].count[0]) == 6
-
-
-def test_max_rounds_end_a_run_and_more_of_them_go_on(tmp_path):
-    short = fit(tmp_path, max_rounds=3)
-    assert len(short.history) == 3
-    assert not short.summary["interrupted"]
-    whole = fit(tmp_path, max_rounds=0)
-    np.testing.assert_array_equal(whole.params, fit(None).params)
 
 
 def test_a_run_that_a_callback_ended_is_finished(tmp_path, capsys):
@@ -256,7 +227,7 @@ def restored(workdir, *, force=False, params=WEIGHTS, optimizer=None, source=DAT
         return run.restore(workdir, force=force).rounds_done
 
 
-@pytest.mark.parametrize("name", ["learning rate", "params", "loss", "values"])
+@pytest.mark.parametrize("name", ["learning rate", "loss"])
 def test_a_run_that_steps_goes_on_with_what_began_alike_or_is_forced(name, tmp_path, capsys):
     other, message = OTHERS[name]
     cut(tmp_path)
@@ -268,13 +239,6 @@ def test_a_run_that_steps_goes_on_with_what_began_alike_or_is_forced(name, tmp_p
     said = capsys.readouterr().err
     assert "as force=True says: " in said
     assert message in said
-
-
-def test_a_run_that_steps_is_not_forced_on_data_of_another_length(tmp_path):
-    cut(tmp_path)
-    for force in (False, True):
-        with pytest.raises(ValueError, match=r"have 48 examples, and had 64.*of another run$"):
-            restored(tmp_path, source=problems.classification(48, np.float32), force=force)
 
 
 def test_an_initial_state_takes_the_optimiser_along():
@@ -297,10 +261,7 @@ def test_an_optimiser_that_is_given_anew_to_a_kept_state_is_told(tmp_path, capsy
         return optax.inject_hyperparams(optax.sgd)(learning_rate=rate)
 
     first = cut(tmp_path / "injected", optimizer=injected(0.3))
-    cut(tmp_path / "closure", optimizer=optax.sgd(0.3))
     seen, otherwise = "(learning_rate: given 0.1, kept 0.3)", "the optimizer updates otherwise"
-    with pytest.raises(ValueError, match=r"given 0\.1, kept 0\.3"):
-        fit(tmp_path / "injected", optimizer=injected(0.1))
 
     def lines(call, **given):
         capsys.readouterr()
@@ -320,9 +281,6 @@ def test_an_optimiser_that_is_given_anew_to_a_kept_state_is_told(tmp_path, capsy
         told = lines(restore, optimizer=injected(rate), name="injected")
         assert len(told) == is_other
         assert all(otherwise in line and seen in line and "checkpoint's" in line for line in told)
-        told = lines(restore, optimizer=optax.sgd(rate), name="closure")
-        assert len(told) == is_other
-        assert all(otherwise in line and "checkpoint's" in line for line in told)
         told = lines(fit, workdir=None, optimizer=injected(rate), init_state=first.state)
         assert len(told) == is_other
         assert all(seen in line and "that of init_state" in line for line in told)

@@ -35,7 +35,7 @@ def holder(tmp_path):
 
 
 def test_a_workdir_of_another_process_is_refused_with_its_name(holder, tmp_path):
-    message = rf"in use by process {holder.pid} on .+ since \d{{4}}-.*give another directory"
+    message = rf"in use by process {holder.pid} on .+ since \d{{4}}-"
     with pytest.raises(ValueError, match=message), lock.held(tmp_path):
         pass
     assert json.loads((tmp_path / "lock.json").read_text())["process"] == holder.pid

@@ -5,9 +5,7 @@ import json
 
 import jax
 import numpy as np
-import optax
 import pytest
-from flax import nnx
 
 import hetjax
 from hetjax.checkpoints import leaves
@@ -21,16 +19,6 @@ def fit(workdir, **fields):
     return problems.fit(
         DATA, weights, workdir=workdir, eval_source=DATA, epochs=2, **{"workers": 2, **fields}
     )
-
-
-def test_a_result_is_printed_in_at_most_15_lines(tmp_path):
-    result = fit(tmp_path)
-    shown = repr(result)
-    assert len(shown.splitlines()) <= 15
-    for text in ("FitResult", "test loss", "4 in 2 epochs", "quotas", "15 in 1 arrays"):
-        assert text in shown
-    assert str(tmp_path / "report.html") in shown
-    assert repr(fit(None)).count("report") == 0
 
 
 def test_a_notebook_shows_a_result_as_its_text_and_pictures(tmp_path):
@@ -54,37 +42,6 @@ def test_a_run_is_loaded_as_it_was_returned(reducer, tmp_path):
     assert repr(loaded).splitlines()[1:] == repr(result).splitlines()[1:]
 
 
-def test_parameters_keep_their_containers(tmp_path):
-    class Model(nnx.Module):
-        def __init__(self, rngs):
-            self.layers = nnx.List([nnx.Linear(5, 4, rngs=rngs), nnx.Linear(4, 3, rngs=rngs)])
-
-        def __call__(self, x):
-            return self.layers[1](nnx.relu(self.layers[0](x)))
-
-    def losses(model, batch):
-        return optax.softmax_cross_entropy_with_integer_labels(model(batch["x"]), batch["y"])
-
-    model = Model(nnx.Rngs(0))
-    loss_fn, params = hetjax.nnx_loss(model, losses)
-    result = hetjax.fit(
-        loss_fn,
-        params,
-        optax.sgd(0.1),
-        DATA,
-        epochs=1,
-        microbatch_size=4,
-        budget=8,
-        workers=1,
-        workdir=tmp_path,
-        progress=False,
-    )
-    loaded = hetjax.load(tmp_path).params
-    assert jax.tree.structure(loaded) == jax.tree.structure(result.params)
-    jax.tree.map(np.testing.assert_array_equal, loaded, result.params)
-    hetjax.nnx_model(model, loaded)
-
-
 @pytest.mark.parametrize(
     "tree", [(1.0, [2.0, {"a/b": 3.0, "c~": ()}, {0: 5.0, 1: 6.0}]), {"x": None}, 4.0]
 )
@@ -96,7 +53,7 @@ def test_containers_are_made_again(tree):
 
 
 def test_what_is_no_run_is_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"holds no config\.json; give the directory"):
+    with pytest.raises(ValueError, match=r"holds no config\.json"):
         hetjax.load(tmp_path)
     fit(tmp_path)
     for path in (tmp_path / "checkpoints").iterdir():
@@ -112,8 +69,3 @@ def test_a_damaged_checkpoint_is_left_where_it_is(tmp_path, capfd):
     victim.write_bytes(b"")
     assert hetjax.load(tmp_path).params is not None
     assert newest.is_dir()
-
-
-def test_what_was_kept_nowhere_is_not_loaded():
-    with pytest.raises(ValueError, match=r"load: got None; fit keeps a run only where .* workdir="):
-        hetjax.load(None)

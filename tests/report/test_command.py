@@ -31,12 +31,6 @@ def test_a_line_that_was_cut_off_is_left_out(tmp_path):
     assert files.read(tmp_path)[1:] == (runs.CONFIG, runs.SUMMARY, history)
 
 
-def test_a_summary_may_be_missing(tmp_path):
-    save(tmp_path, history=[])
-    (tmp_path / "summary.json").unlink()
-    assert files.read(tmp_path)[1:] == (runs.CONFIG, {}, [])
-
-
 def test_the_command_names_what_is_missing_or_broken(tmp_path, capsys):
     with pytest.raises(SystemExit):
         command.main([str(tmp_path)])

@@ -42,7 +42,7 @@ def test_the_callers_matplotlib_settings_neither_matter_nor_change(pages):
     with matplotlib.rc_context({"axes.labelpad": 40, "lines.linewidth": 9}):
         before = dict(matplotlib.rcParams)
         drawn = [
-            timeline.draw_timeline(history, width=width, rounds=3),
+            timeline.draw_timeline(history, width=width),
             quotas.draw_quotas(history, width=width),
             round_times.draw_round_times(history, {}, width=width),
             losses.draw_losses(history, {}, width=width),
@@ -68,17 +68,3 @@ def test_a_bar_begins_when_its_process_has_updated():
     assert waiting == pytest.approx([0.11, 0.13])
     assert "makes the update" in sections._timeline({}, told)
     assert "makes the update" not in sections._timeline({}, runs.make_history(6, 2))
-
-
-def test_a_number_at_the_end_of_an_axis_stays_inside():
-    figure = canvas.make_figure(300, 100)
-    axes = canvas.add_axes(figure, 20, 10, 272, 60)
-    axes.set_xlim(0, 1400)
-    axes.set_xticks([0, 700, 1400])
-    last = axes.get_xticklabels()[-1]
-    assert last.get_window_extent().x1 > figure.bbox.x1  # before
-    canvas.to_svg(figure, "numbers", "Numbers")
-    assert last.get_window_extent().x1 <= figure.bbox.x1
-    assert [label.get_horizontalalignment() for label in axes.get_xticklabels()[:2]] == [
-        "center"
-    ] * 2

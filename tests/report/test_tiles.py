@@ -3,8 +3,6 @@
 import html
 import re
 
-import pytest
-
 from hetjax.report import tiles
 from tests.report import runs
 
@@ -31,48 +29,12 @@ def test_tiles_show_the_numbers_of_the_summary():
     assert shown["Wall time"] == ("61.5 s", "20 rounds")
 
 
-def test_the_page_shows_the_tiles(pages):
-    assert (
-        tiles.tiles(runs.SUMMARY, runs.make_history(7, 8, rounds_per_epoch=7))
-        in pages["eight workers"]
-    )
-    assert read(pages["eight workers"])["Wall time"] == ("61.5 s", "20 rounds")
-
-
-def test_examples_a_second_are_shown_where_a_gate_is_on():
-    summary = runs.SUMMARY | {"examples_per_sec": 12_345.6}
-    assert "Examples a second" not in read(tiles.tiles(summary, []))
-    shown = read(tiles.tiles(summary | {"gate": runs.GATE}, []))
-    assert shown["Examples a second"][0] == "12,346"
-    slow = summary | {"gate": runs.GATE, "examples_per_sec": 0.123456}
-    assert read(tiles.tiles(slow, []))["Examples a second"][0] == "0.123"
-
-
 def test_bytes_sent_are_those_of_one_worker():
     summary = runs.SUMMARY | {"bytes_sent_per_round": 2_000_000.0}
     shown = read(tiles.tiles(summary, runs.make_history(4, 4)))
     assert shown["Sent a round"] == ("500 kB", "by each worker, in the mean")
     assert "Sent a round" not in read(tiles.tiles(summary, runs.make_history(4, 1)))
     assert "Sent a round" not in read(tiles.tiles(runs.SUMMARY, runs.make_history(4, 4)))
-
-
-@pytest.mark.parametrize("key", list(runs.SUMMARY))
-def test_a_missing_number_is_left_out_and_breaks_nothing(tmp_path, key):
-    names = {
-        "examples_missing": "Missing and duplicated",
-        "waiting_fraction": "Waiting",
-        "round_secs_mean": "Mean round",
-        "equal_split_secs": "Against an equal split",
-        "fraction_of_optimum": "Against the optimum",
-        "wall_secs": "Wall time",
-        "quotas": "Quotas at the end",
-        "test_accuracy": "Test accuracy",
-    }
-    without = {k: v for k, v in runs.SUMMARY.items() if k != key}
-    for absent in (without, runs.SUMMARY | {key: None}):
-        page = runs.write(tmp_path, summary=absent)
-        assert names.get(key) not in read(page)
-        assert "nan" not in page.split("<details>")[0]
 
 
 def test_the_accuracy_of_training_has_a_tile_or_a_place_below_that_of_the_test_set():

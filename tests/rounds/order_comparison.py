@@ -7,9 +7,7 @@ import tempfile
 import numpy as np
 import optax
 
-from hetjax import ordering
 from hetjax import parts as parts_lib
-from hetjax.data import stream as stream_lib
 from hetjax.ordering import methods
 from tests.rounds import problems
 from tests.rounds.order_reference import (
@@ -19,6 +17,7 @@ from tests.rounds.order_reference import (
     MOMENTUM,
     SIZE,
     WORKERS,
+    private_shards,
     reference_run,
 )
 
@@ -91,10 +90,8 @@ def compare_with_reference(path, method, local, sharing, **options):
         replay=str(path / "metrics.jsonl"),
     )
     if sharing == "private":  # commits are positions in the worker's shard there
-        stream = stream_lib.PrivateStream(
-            103, WORKERS, microbatch_size=SIZE, ordering=ordering.random_reshuffling(), seed=0
-        )
-        of_shard = {int(example): i for shard in stream.shards for i, example in enumerate(shard)}
+        shards = private_shards(103)
+        of_shard = {int(example): i for shard in shards for i, example in enumerate(shard)}
         commits = [
             ([of_shard[example] for example in examples], signs) for examples, signs in commits
         ]

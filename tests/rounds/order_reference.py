@@ -23,6 +23,13 @@ def example_gradients(data, weights, ids):
     return np.array(rows).reshape(len(ids), -1)
 
 
+def private_shards(num_examples):
+    """The ids of each worker's shard."""
+    reshuffled = ordering.random_reshuffling()
+    fields = {"microbatch_size": SIZE, "ordering": reshuffled, "seed": 0}
+    return stream_lib.PrivateStream(num_examples, WORKERS, **fields).shards
+
+
 def sign_of(running_sum, vector):
     return 1 if running_sum @ vector <= 0 else -1
 
@@ -121,14 +128,7 @@ def reference_run(data, weights, trace, *, method, sharing, block_pairs, balance
     if sharing == "shared":
         shards, seeds = [np.arange(num_examples)], [(0,)]
     else:
-        stream = stream_lib.PrivateStream(
-            num_examples,
-            WORKERS,
-            microbatch_size=SIZE,
-            ordering=ordering.random_reshuffling(),
-            seed=0,
-        )
-        shards, seeds = stream.shards, [(0, worker) for worker in range(WORKERS)]
+        shards, seeds = private_shards(num_examples), [(0, w) for w in range(WORKERS)]
     order = [
         np.random.default_rng((*seed, 0)).permutation(len(shard))
         for seed, shard in zip(seeds, shards, strict=True)

@@ -10,6 +10,7 @@ import pytest
 
 import hetjax
 from hetjax.data import feed, passes, sources
+from tests.data import test_sources
 from tests.rounds import problems
 
 COUNT = 61  # a last microbatch that is not full
@@ -74,10 +75,9 @@ class ByHand:
         return ByHand(epoch, self.seen)
 
 
-@pytest.mark.parametrize("local", ["stepped", "fused", "virtual"])
-def test_a_run_is_one_over_views_made_by_hand(local):
+def test_a_run_is_one_over_views_made_by_hand():
     """Private data too, where each worker is in a pass of its own."""
-    for sharing in ("shared", "private"):
+    for local, sharing in (("stepped", "private"), ("fused", "shared"), ("virtual", "private")):
         fields = {"local": local, "data": {"sharing": sharing}}
         found, source = fit(hetjax.augmented(rows(), noisy), **fields).params, ByHand()
         np.testing.assert_array_equal(found, fit(source, **fields).params)
@@ -125,37 +125,17 @@ def test_what_fills_a_microbatch_up_is_the_view_of_the_epoch():
 def test_numbers_from_elsewhere_and_a_resident_feed_are_told_of(capsys):
     own = np.random.default_rng(0)
     fit(hetjax.augmented(rows(), lambda example, rng: noisy(example, own)), epochs=1)
-    assert "do not come from the generator that it is given" in capsys.readouterr().err
+    assert "within one epoch, so that no run can be repeated" in capsys.readouterr().err
     fit(hetjax.augmented(rows(), noisy), epochs=1, data={"feed": "resident"})
-    assert "all epochs have those of the first" in capsys.readouterr().err
+    assert "changes by epoch, and data.feed='resident'" in capsys.readouterr().err
     fit(rows(), epochs=1, eval_source=hetjax.augmented(rows(), noisy))
-    assert "every evaluation has those of the first" in capsys.readouterr().err
-    with pytest.raises(ValueError, match=r"f is a str; give a function \(example, rng\)"):
-        hetjax.augmented(rows(), "flip")
-
-
-def test_the_first_examples_of_an_augmented_source_are_augmented_too():
-    source = sources.first(hetjax.augmented(rows(), noisy), 5)
-    assert sources.knows_epochs(source)
-    one = sources.fetch(sources.of_epoch(sources.of_run(source, 7), 2), np.array([4]))["x"][0]
-    np.testing.assert_array_equal(one, by_hand(rows(), 2, 4, seed=7))
-
-
-class Together:
-    """As a Hugging Face data set: many examples by one call."""
-
-    def __len__(self):
-        return COUNT
-
-    def __getitem__(self, index):
-        return rows()[index]
-
-    def __getitems__(self, ids):
-        given = rows()
-        return [given[index] for index in ids]
+    assert "every evaluation has the first" in capsys.readouterr().err
 
 
 def test_many_examples_by_one_call_have_the_same_views():
-    one, many = hetjax.augmented(rows(), noisy), hetjax.augmented(Together(), noisy)
+    one, many = (
+        hetjax.augmented(rows(), noisy),
+        hetjax.augmented(test_sources.ManyItems(rows()), noisy),
+    )
     ids = np.array([5, 2, 60])
     np.testing.assert_array_equal(sources.fetch(one, ids)["x"], sources.fetch(many, ids)["x"])

@@ -3,7 +3,6 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from flax import nnx
 
@@ -131,18 +130,6 @@ def test_disable_jit_is_debugging(float64, capsys):
     assert "hetjax: debug: " in capsys.readouterr().err
 
 
-def test_a_run_that_steps_is_debugged_too(float64):
-    loss_fn, data = Seen(problems.softmax_loss), problems.classification(30)
-    loss_fn.on = True
-    given = problems.initial_weights(), optax.sgd(0.1), data
-    with hetjax.Run(
-        lambda *of: loss_fn(*of), *given, debug=True, microbatch_size=4, local="virtual", **FEW
-    ) as run:
-        _, report = run.round(run.init())
-    assert report.read().examples == 16
-    assert loss_fn.calls == 1 + 4
-
-
 @pytest.mark.slow
 def test_adapters_give_each_example_numbers(float64):
     def one(weights, example, rng):
@@ -165,15 +152,3 @@ def test_adapters_give_each_example_numbers(float64):
     model = nnx.Sequential(nnx.Linear(5, 2, rngs=nnx.Rngs(0)), nnx.Dropout(0.5, rngs=nnx.Rngs(1)))
     loss_fn, params = hetjax.nnx_loss(model, of_model)
     problems.fit({"x": data["x"].astype(np.float32)}, params, loss_fn=loss_fn, **fields)
-
-
-@pytest.mark.slow
-def test_a_run_goes_on_without_debugging(tmp_path):
-    data, weights = problems.classification(30, np.float32), problems.initial_weights(np.float32)
-    fields = {**FEW, "workdir": tmp_path, "local": "virtual", "epochs": 2}
-    loss_fn = Seen(problems.softmax_loss)
-    loss_fn.on = True
-    problems.fit(data, weights, loss_fn=lambda *given: loss_fn(*given), debug=True, **fields)
-    more = {**fields, "max_rounds": 3}
-    assert problems.fit(data, weights, **more).summary["rounds"] == 3
-    assert hetjax.load(tmp_path).summary["examples_recomputed"] == 0

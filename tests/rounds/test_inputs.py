@@ -93,8 +93,6 @@ def train_state():
             ("params['net'].activation is a ", "params, static = eqx.partition(model"),
         ),
         # The data.
-        ({"data": {"x": Tensor(X)}}, ("array ['x'] is a Tensor with requires_grad=True",)),
-        ({"data": [{"x": Tensor(X[0])}] * 9}, ("leaf ['x'] is a Tensor", "tensor.detach()")),
         # The optimiser.
         ({"optimizer": optax.lbfgs()}, ("needs grad and value_fn", "L-BFGS")),
         ({"optimizer": optax.chain(optax.clip(1.0), optax.lbfgs())}, ("needs grad and value_fn",)),
@@ -133,15 +131,13 @@ def test_optimisers_that_need_the_mean_loss_are_taken():
 
 @pytest.mark.parametrize("make", [hetjax.linen_loss, hetjax.linen_metrics])
 def test_bare_parameters_are_no_variables(make):
-    with pytest.raises(ValueError, match=r"has 'kernel', 'bias'.*\{'params': params\}"):
+    with pytest.raises(ValueError, match="variables has no 'params'"):
         make(MODULE, VARIABLES["params"], loss_of_model)
-    with pytest.raises(ValueError, match=r"variables is of type .*'params' in it"):
-        make(MODULE, PARAMS, loss_of_model)
 
 
 def test_all_variables_are_no_parameters():
     loss, params = hetjax.linen_loss(MODULE, VARIABLES, loss_of_model)
-    with pytest.raises(ValueError, match=r"give variables\['params'\]"):
+    with pytest.raises(ValueError, match="linen_loss: params do not fit the model"):
         fit(loss, VARIABLES)
     assert set(fit(loss, params).params) == {"bias", "kernel"}
     whole = fit(lambda variables, batch, rng: loss(variables["params"], batch, rng), VARIABLES)

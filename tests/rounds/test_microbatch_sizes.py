@@ -14,8 +14,7 @@ RATE = 0.3
 IN_PAIRS = ("d_grab", "d_grab_exact", "frozen", "pair_balance", "pair_balance_exact")
 
 
-@pytest.mark.parametrize("size", [1, 3])
-@pytest.mark.parametrize("form", ["stepped", "fused", "virtual"])
+@pytest.mark.parametrize(("form", "size"), [("stepped", 1), ("fused", 3), ("virtual", 1)])
 def test_each_round_is_the_step_of_its_examples(form, size, float64):
     data, weights = problems.classification(50), problems.initial_weights()
 
@@ -60,14 +59,7 @@ def test_an_order_of_single_examples_is_that_of_any_size(name, size, float64):
     np.testing.assert_array_equal(orders(size), orders(4))
 
 
-@pytest.mark.parametrize("name", IN_PAIRS)
-def test_an_order_of_pairs_says_that_it_needs_even_ones(name):
-    text = "microbatch_size: got {}, and this order balances .* in pairs, so it must be even"
-    for size, ways in ((3, "Give 2 or 4"), (1, "Give 2, or")):
-        with pytest.raises(ValueError, match=f"{text.format(size)}. {ways}"):
-            problems.fit(
-                problems.classification(48),
-                problems.initial_weights(),
-                ordering=name,
-                microbatch_size=size,
-            )
+def test_an_order_of_pairs_says_that_it_needs_even_ones():
+    data, weights = problems.classification(48), problems.initial_weights()
+    with pytest.raises(ValueError, match="microbatch_size: got 3, must be even"):
+        problems.fit(data, weights, ordering="d_grab", microbatch_size=3)

@@ -74,18 +74,14 @@ def of_linen():
 
 
 ADAPTERS = {"nnx": of_nnx, "linen": of_linen}
-PARTS = [  # each pair of form, gate and reducer that sums, and each policy
-    ("stepped", "none", "all_reduce", "adaptive"),
+PARTS = [  # forms, gates, reducers that sum and policies, each once
     ("stepped", "first", "ring", "equal"),
-    ("stepped", "quorum", "all_reduce", "static"),
-    ("fused", "none", "ring", "adaptive"),
-    ("virtual", "first", "all_reduce", "adaptive"),
-    ("virtual", "none", "ring", "static"),
+    ("fused", "none", "ring", "static"),
+    ("virtual", "quorum", "all_reduce", "adaptive"),
 ]
 
 
-@pytest.mark.parametrize("adapter", ADAPTERS)
-@pytest.mark.parametrize("parts", PARTS, ids="-".join)
+@pytest.mark.parametrize(("adapter", "parts"), [*zip(["nnx", "linen", "nnx"], PARTS, strict=True)])
 def test_each_of_fifty_rounds_is_that_of_one_device(adapter, parts, float64):
     form, gate, reducer, policy = parts
     loss_fn, params = ADAPTERS[adapter]()
@@ -124,13 +120,6 @@ def test_each_of_fifty_rounds_is_that_of_one_device(adapter, parts, float64):
 
 
 # --- A function of one's own, with a counter ---
-
-
-@pytest.mark.parametrize("form", ["stepped", "fused", "virtual"])
-def test_a_counter_counts_every_microbatch_of_all_workers(form, float64):
-    result = fit(local=form)
-    assert int(result.model_state["calls"]) == 3 * 17
-    assert result.model_state["calls"].dtype == int
 
 
 @pytest.mark.parametrize("name", ["d_psgd", "matcha"])
@@ -187,9 +176,8 @@ def test_weights_of_a_loss_do_not_weigh_the_state(float64):
     assert distance(first[0].model_state, first[1].model_state) == 0
 
 
-@pytest.mark.parametrize("sharing", ["shared", "private"])
-def test_a_run_that_was_cut_goes_on_bit_by_bit(sharing, tmp_path, float64):
-    fields = {"data": {"sharing": sharing}, "checkpoint": {"every_rounds": 2}}
+def test_a_run_that_was_cut_goes_on_bit_by_bit(tmp_path, float64):
+    fields = {"data": {"sharing": "private"}, "checkpoint": {"every_rounds": 2}}
     whole = fit(**fields)
     cut = fit(workdir=tmp_path, max_rounds=4, **fields)
     assert cut.summary["rounds"] == 4
@@ -224,15 +212,3 @@ def test_a_callback_is_shown_the_state_and_init_state_goes_on_from_it(float64):
     jax.tree.map(np.testing.assert_array_equal, shown[-1], first.model_state)
     second = fit(init_state=first.state, epochs=1)
     assert int(second.model_state["calls"]) == 4 * 17
-
-
-def test_a_round_without_update_moves_the_state_and_other_kinds_do_not(float64):
-    loss_fn = hetjax.StatefulLoss(loss_with_mask, begun(), {"calls": "sum"})
-    other = {"again": hetjax.local.gradients.gradient_sums(loss_fn)}
-    with hetjax.Run(loss_fn, weights(), None, examples(), rules=other, **FIELDS) as run:
-        state = run.init()
-        state, report = run.round(state)
-        assert int(run.model_state(state)["calls"]) == 8
-        assert report.mean.shape == (4, 3, 4)
-        state, _ = run.round(state, kind="again")
-        assert int(run.model_state(state)["calls"]) == 8

@@ -7,10 +7,8 @@ import pytest
 
 import hetjax
 from hetjax import topology, types
-from hetjax.data import stream as stream_lib
 from hetjax.local import gradients as gradients_lib
 from hetjax.local import rules
-from hetjax.ordering import orders
 from hetjax.rounds import sync
 from tests.rounds import objectives, problems
 
@@ -34,16 +32,6 @@ def one_gate(line):
 def test_each_combination_minimises_what_the_table_says(line):
     expected = objectives.closed_form(line)
     assert objectives.reached(line) == pytest.approx(expected, abs=1e-12)
-
-
-@pytest.mark.parametrize("local", ["stepped", "fused"])
-@pytest.mark.parametrize(
-    ("sharing", "reducer"), [("private", "all_reduce"), ("private", "d_psgd"), ("shared", "matcha")]
-)
-def test_the_other_local_forms_minimise_the_same(sharing, reducer, local):
-    line = objectives.Line(sharing, "shard", reducer, "none")
-    expected = objectives.closed_form(line)
-    assert objectives.reached(line, local=local) == pytest.approx(expected, abs=1e-12)
 
 
 def test_the_closed_forms_tell_the_weightings_apart():
@@ -104,7 +92,7 @@ def expected_gradients(weighting, sums, shares, *, gossips):
 def test_updates_are_those_of_plain_numpy(name, weighting, float64):
     """One update of any sums: arrays, collectives, these mapped, and with metrics given."""
     optimizer, rng = optax.sgd(1.0), np.random.default_rng(0)
-    reducer = topology.REDUCERS[name]().for_run(topology.Facts(WORKERS))
+    reducer = topology.REDUCERS[name]().for_run(topology.RunFacts(WORKERS))
     gossips = reducer.mixing is not None
     mesh = hetjax.make_worker_mesh(WORKERS)
     common = {
@@ -141,111 +129,6 @@ def test_updates_are_those_of_plain_numpy(name, weighting, float64):
         told = jax.tree.map(np.asarray, first)  # as several processes give them
         again = forms[1](states[1], sums, shares, active, told).state
         np.testing.assert_allclose(again.params, expected, rtol=1e-11, atol=1e-12)
-
-
-@pytest.mark.parametrize("weighting", ["shard", "example"])
-@pytest.mark.parametrize("name", ["all_reduce", "d_psgd", "matcha"])
-def test_weights_of_one_constant_change_nothing(name, weighting, float64):
-    data, weights = problems.classification(), problems.initial_weights()
-    fields = {
-        "epochs": 2,
-        "local": "virtual",
-        "reducer": {"name": name},
-        "data": {"sharing": "private", "weighting": weighting},
-        "quota": {"policy": "static", "proportions": (4, 2, 1, 1)},
-        "gate": {"trigger": "first"},
-    }
-
-    def alike(params, batch, rng):
-        losses = problems.softmax_loss(params, batch, rng)
-        return losses, 0 * losses + 37.5
-
-    plain = problems.fit(data, weights, **fields)
-    other = problems.fit(data, weights, loss_fn=alike, **fields)
-    np.testing.assert_allclose(other.params, plain.params, rtol=1e-11)
-
-
-@pytest.mark.parametrize(
-    ("name", "local"),
-    [("all_reduce", "virtual"), ("ring", "stepped"), ("d_psgd", "virtual"), ("matcha", "stepped")],
-)
-def test_without_weights_both_shares_are_the_same_to_the_bit(name, local):
-    """`shard_mean` divides by the weight of a worker's own examples, as 1 each they are counted."""
-    data, weights = problems.classification(203, np.float32), problems.initial_weights(np.float32)
-    shard, shard_mean = (
-        problems.fit(
-            data,
-            weights,
-            epochs=2,
-            local=local,
-            reducer={"name": name},
-            data={"sharing": "private", "weighting": weighting},
-            cluster={"secs_per_microbatch": (1, 2, 3, 4), "clock": "virtual"},
-            gate={"trigger": "quorum", "quorum": 5},
-        )
-        for weighting in ("shard", "shard_mean")
-    )
-    np.testing.assert_array_equal(shard.state.params, shard_mean.state.params)
-
-
-def full_pass_quadratic(rng):
-    """Curvatures, centres and weights of any kind, a fifth of the weights 0."""
-    size = 64
-    return {
-        "a": rng.uniform(0.2, 3.0, size),
-        "b": rng.normal(size=size),
-        "w": rng.exponential(size=size) * (rng.random(size) < 0.8),
-    }
-
-
-@pytest.mark.parametrize("weighting", ["shard", "shard_mean"])
-def test_d_psgd_ends_where_linear_algebra_says(weighting, float64):
-    """At a step h the replicas end at x = W x - h H (x - c), whose mean tends to the minimum."""
-    data = full_pass_quadratic(np.random.default_rng(2))
-    proportions, step = (31, 15, 7, 7), 0.1  # shards of 32, 16, 8 and 8, all in each round
-
-    def loss(params, batch, rng):
-        return 0.5 * batch["a"] * (params[0] - batch["b"]) ** 2, batch["w"]
-
-    parts = {"data": {"sharing": "private", "weighting": weighting}, "local": "virtual"}
-    result = problems.fit(
-        data,
-        np.zeros(1),
-        loss_fn=loss,
-        optimizer=optax.sgd(step),
-        epochs=200,
-        budget=16,
-        quota={"policy": "static", "proportions": proportions},
-        reducer={"name": "d_psgd", "graph": "ring"},
-        **parts,
-    )
-    stream = stream_lib.PrivateStream(
-        64,
-        4,
-        microbatch_size=4,
-        ordering=orders.random_reshuffling(),
-        seed=0,
-        proportions=proportions,
-    )
-    gossip = topology.d_psgd().for_run(topology.Facts(4)).mixing.gossip
-    matrix = gossip.matrix(gossip.active(0))
-    share = np.array([len(shard) for shard in stream.shards]) / 64
-    weight = np.array([data["w"][shard].sum() for shard in stream.shards])
-    curvature = np.array([(data["w"] * data["a"])[shard].sum() for shard in stream.shards])
-    pull = np.array([(data["w"] * data["a"] * data["b"])[shard].sum() for shard in stream.shards])
-    divisor = weight / share if weighting == "shard_mean" else np.full(4, weight.sum())
-    assert all(line["quotas"] == [len(s) // 4 for s in stream.shards] for line in result.history)
-
-    def ends_at(h):
-        h = 4 * h / divisor
-        return np.linalg.solve(np.eye(4) - matrix + np.diag(h * curvature), h * pull)
-
-    np.testing.assert_allclose(result.state.params[:, 0], ends_at(step), rtol=1e-10)
-    minimum = (pull / divisor).sum() / (curvature / divisor).sum()
-    assert ends_at(1e-8).mean() == pytest.approx(minimum, abs=1e-6)
-    if weighting == "shard":
-        pooled = (data["w"] * data["a"] * data["b"]).sum() / (data["w"] * data["a"]).sum()
-        assert minimum == pytest.approx(pooled, rel=1e-12)
 
 
 @pytest.mark.parametrize("name", ["all_reduce", "d_psgd"])
@@ -301,9 +184,7 @@ def test_a_weighting_that_there_is_not_is_refused():
         hetjax.make_train_step(
             problems.softmax_loss, optimizer, mesh, nominal_examples=8, weighting="shards"
         )
-    with pytest.raises(
-        ValueError, match=r"data\.weighting: got 'shard_mean' with data\.sharing='sh"
-    ):
+    with pytest.raises(ValueError, match=r"data\.weighting: got 'shard_mean'"):
         problems.fit(
             problems.classification(), problems.initial_weights(), data={"weighting": "shard_mean"}
         )

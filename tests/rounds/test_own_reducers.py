@@ -9,7 +9,6 @@ import pytest
 import hetjax
 from hetjax import topology
 from hetjax.topology import reducers
-from tests.own_parts import reducer as own_reducer
 
 DATA = {"a": np.array([3.0, 3.0, 3.0, 3.0, 3.0, 3.0], np.float32)}
 
@@ -65,30 +64,7 @@ def test_a_clip_acts_on_sums_and_not_on_what_divides_them():
     assert one_round(clipped) == pytest.approx(3 / 6)
 
 
-def test_the_rounded_sum_of_the_own_parts_rounds_no_weights():
-    """Weights of 0.3 have no number in bfloat16: rounded too, the mean of 3 would be another."""
-
-    def weighted(params, batch, rng):
-        return loss_fn(params, batch, rng), jnp.full_like(batch["a"], 0.3)
-
-    result = hetjax.fit(
-        weighted,
-        {"w": np.float32(0)},
-        optax.sgd(1.0),
-        DATA,
-        reducer=own_reducer.rounded_sum(),
-        local="virtual",
-        workers=3,
-        epochs=1,
-        microbatch_size=2,
-        budget=3,
-        progress=False,
-    )
-    sent = float(jnp.float32(0.3 * 3 * 2).astype(jnp.bfloat16))
-    assert float(result.params["w"]) == pytest.approx(3 * sent / (6 * 0.3), rel=1e-6)
-
-
-@pytest.mark.parametrize("local", ["virtual", "stepped", "fused"])
+@pytest.mark.parametrize("local", ["virtual", "fused"])
 def test_a_reducer_that_leaves_replicas_apart_is_found_in_the_first_round(local):
     def own_too(sums, axis):
         extra = jax.lax.axis_index(axis) == 1
@@ -99,17 +75,9 @@ def test_a_reducer_that_leaves_replicas_apart_is_found_in_the_first_round(local)
 
 
 WRONG = {
-    "one of them": (
-        lambda sums, axis: {"w": jnp.zeros(3)},
-        r"made sums\['w'\] float32\[3(, 3)?\] of sums\['w'\] float32\[3?\]; it must",
-    ),
     "another type": (
         lambda sums, axis: jax.tree.map(lambda x: jax.lax.psum(x, axis).astype(jnp.float16), sums),
-        r"made sums\['w'\] float16\[3?\] of sums\['w'\] float32\[3?\]; it must",
-    ),
-    "other names": (
-        lambda sums, axis: {"v": jax.lax.psum(sums["w"], axis)},
-        r"made sums\['v'\] float32\[3?\] of sums\['w'\] float32\[3?\]; it must",
+        r"made sums\['w'\] float16\[3?\] of sums\['w'\] float32\[3?\], must keep",
     ),
     "none": (lambda sums, axis: None, r"made nothing of sums\['w'\]"),
     "NaN": (
@@ -119,9 +87,8 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("local", ["virtual", "fused"])
 @pytest.mark.parametrize("name", WRONG)
-def test_what_a_reducer_returns_is_checked(name, local):
+def test_what_a_reducer_returns_is_checked(name):
     reduce, told = WRONG[name]
     with pytest.raises(ValueError, match=rf"^reducer.*{told}"):
-        one_round(reduce, local)
+        one_round(reduce)

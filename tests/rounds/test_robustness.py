@@ -88,7 +88,7 @@ def test_gradients_of_half_precision_parameters_are_summed_in_single():
 
 def test_progress_that_nobody_gives_is_asked_for():
     optimizer = hetjax.scale_by_progress(0.1)
-    with pytest.raises(ValueError, match="no progress was given"):
+    with pytest.raises(ValueError, match="scale_by_progress: pass progress="):
         optimizer.update(np.ones(2), optimizer.init(np.ones(2)))
 
 
@@ -112,7 +112,6 @@ def test_evaluations_come_as_often_as_asked():
         (lambda p, b: {"loss": jnp.mean(b["y"])}, r"'loss' of shape \(\)"),
         (lambda p, b: {"loss": b["x"]}, r"'loss' of shape \(61, 3\)"),
         (lambda p, b: b["y"], "must return a dict"),
-        (lambda p, b: {"loss": b["z"]}, "'z'.*fields of source"),
     ],
 )
 def test_metrics_of_a_wrong_form_are_refused_before_training(metrics_fn, message):
@@ -278,7 +277,7 @@ def test_no_private_shard_is_left_out_by_a_small_budget(policy, budget):
         "epochs": 3,
     }
     if budget < 3:
-        with pytest.raises(ValueError, match=f"budget: got {budget} .* 3 workers are present"):
+        with pytest.raises(ValueError, match=f"budget: got {budget}, must be at least 3"):
             fit(regression(37), **fields)
     else:
         assert fit(regression(37), **fields).summary["examples_never_processed"] == 0
@@ -287,7 +286,7 @@ def test_no_private_shard_is_left_out_by_a_small_budget(policy, budget):
 def test_a_worker_that_joins_later_needs_a_microbatch_for_its_shard():
     changes = tuple({"round": r, "worker": 3, "present": r > 0} for r in (0, 4))
     fields = {"cluster": EMULATED | {"changes": changes}, "data": {"sharing": "private"}}
-    with pytest.raises(ValueError, match="4 workers are present from round 4 on"):
+    with pytest.raises(ValueError, match=r"budget: got 3, must be at least 4 .* from round 4 on"):
         fit(budget=3, **fields)
 
 

@@ -24,7 +24,7 @@ def test_rounds_whose_weights_add_up_to_nothing_are_counted_and_told_once(tmp_pa
     assert "round 0: the weights of its examples add up to -32, so it made no update" in said
     assert "4 rounds made no update" in repr(result)
     report = (tmp_path / "report.html").read_text()
-    assert "The weights of 4 of 4 rounds added up to 0 or less, so these made no update" in report
+    assert "4 of 4 rounds made no update" in report
 
 
 @pytest.mark.parametrize("reducer", ["all_reduce", "d_psgd"])

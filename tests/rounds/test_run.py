@@ -50,11 +50,12 @@ def test_rounds_by_hand_are_those_of_fit(local):
     with make(local=local) as run:
         state, reports = step(run, run.init())
         np.testing.assert_array_equal(run.params(state)[0], fitted.params)
-    assert [r.loss for r in reports] == pytest.approx(
+    lines = [report.read() for report in reports]
+    assert [line.loss for line in lines] == pytest.approx(
         [line["loss"] for line in fitted.history], rel=1e-8
     )
     for name in ("quotas", "microbatches_done", "examples_processed", "epoch", "bytes_sent"):
-        assert [getattr(r, name) for r in reports] == [line[name] for line in fitted.history]
+        assert [getattr(each, name) for each in lines] == [line[name] for line in fitted.history]
 
 
 def test_a_spent_state_is_refused_and_nothing_is_computed():

@@ -172,4 +172,4 @@ def test_a_loop_of_ones_own_asks_the_run():
         _, report = stepped.round(stepped.init())
         assert report.read().grad_norm > 0
         with pytest.raises(ValueError, match=r"run\.params\(state\)"):
-            report.params()
+            report.read().params()

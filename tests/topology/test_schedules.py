@@ -5,7 +5,8 @@ import functools
 import numpy as np
 import pytest
 
-from hetjax.topology import activation, graphs, matchings, mixing, schedules, spectra
+from hetjax.topology import activation, graphs, matchings, schedules, spectra
+from tests import oracles
 
 
 @functools.cache
@@ -16,7 +17,7 @@ def pieces_of(name, num_workers, degree=4, seed=0):
 
 def rhos(pieces, num_workers, probabilities, alphas):
     """‖E[WᵀW] − 11ᵀ/n‖₂, f64[len(alphas)], from the moments of the flags."""
-    laplacians = np.array([mixing.laplacian(piece, num_workers) for piece in pieces])
+    laplacians = np.array([oracles.laplacian(piece, num_workers) for piece in pieces])
     mean = np.tensordot(probabilities, laplacians, 1)
     spread = np.tensordot(probabilities * (1 - probabilities), laplacians @ laplacians, 1)
     second = mean @ mean + spread

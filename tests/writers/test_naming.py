@@ -1,7 +1,5 @@
 """How numbers are called in a tracker."""
 
-import math
-
 import pytest
 
 from hetjax.writers import naming
@@ -43,29 +41,14 @@ def test_numbers_of_a_round_are_named_as_trackers_have_them():
     ("sets", "name", "found"),
     [
         (["test"], "test_loss", "eval/loss"),
-        (["val"], "val_accuracy", "eval/accuracy"),
         (["val", "test"], "val_accuracy", "val/accuracy"),
         (["val", "val_hard"], "val_hard_top_5", "val_hard/top_5"),
-        (["test"], "worst_test_loss", "eval/worst_loss"),
         (["a", "b"], "worst_b_loss", "b/worst_loss"),
-        (["test"], "test_ema_loss", "eval/ema_loss"),
         ([], "test_loss", "eval/test_loss"),
     ],
 )
 def test_evaluated_sets_are_named(sets, name, found):
     assert naming.scalars({"round": 0, "eval": {name: 1.0}}, sets) == {found: 1.0}
-
-
-def test_what_was_not_finite_is_nan():
-    found = naming.scalars({"round": 0, "loss": None, "eval": {"test_loss": None}}, ["test"])
-    assert list(found) == ["train/loss", "eval/loss"]
-    assert all(math.isnan(value) for value in found.values())
-
-
-def test_an_absent_worker_does_not_wait():
-    found = naming.scalars(LINE | {"present": [True, False]})
-    assert "workers/0/waiting" in found
-    assert "workers/1/waiting" not in found
 
 
 def test_of_many_workers_only_the_least_and_the_largest_quota_are_written():

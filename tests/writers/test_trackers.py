@@ -137,7 +137,7 @@ def test_a_missing_package_is_asked_for(name, monkeypatch):
 def test_without_a_place_or_a_workdir_a_writer_is_refused_before_the_run(name, monkeypatch):
     if name == "wandb":
         pytest.skip("W&B has a place of its own")
-    with pytest.raises(ValueError, match=rf"writers\.{name}\(\) does not know where to write"):
+    with pytest.raises(ValueError, match=rf"writers\.{name}\(\): give it a place"):
         fit(None, name)
 
 

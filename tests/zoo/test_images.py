@@ -55,6 +55,6 @@ def test_what_has_no_images_is_refused(monkeypatch):
 def test_images_by_name_can_be_read_by_processes():
     for image_set in datasets.IMAGE_SETS.values():
         assert pickle.loads(pickle.dumps(image_set)) == image_set
-    train = sources.first(datasets.load("digits").train, 40)
+    train = tasks.first(datasets.load("digits").train, 40)
     read = sources.load_all(train, crew=readers.asked("processes:2")).arrays
     np.testing.assert_array_equal(read["image"], sources.load_all(train).arrays["image"])

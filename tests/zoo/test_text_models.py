@@ -109,18 +109,12 @@ def test_chunks_do_not_depend_on_their_batch_nor_on_padding(name):
     ("name", "options", "message"),
     [
         ("lstm", {"hidden": (32, 16)}, r"model.hidden: got \(32, 16\), must be one or more equal"),
-        ("lstm", {"hidden": ()}, r"model.hidden: got \(\), must be one or more equal widths"),
         ("transformer", {"width": 8, "heads": 3}, "model.heads: got 3, must divide model.width=8"),
     ],
 )
 def test_widths_that_do_not_fit_are_refused(name, options, message):
     with pytest.raises(ValueError, match=message):
         make(name, **options)
-
-
-def test_a_width_that_no_group_divides_is_refused():
-    with pytest.raises(ValueError, match=r"model.width: got 12, must be a multiple of 8"):
-        models.make("resnet8", (32, 32, 3), 10, rngs=nnx.Rngs(0), width=12)
 
 
 def test_the_head_on_words_equals_a_product_with_the_features_written_down():
@@ -155,9 +149,3 @@ def test_a_forecast_goes_on_from_itself():
     found = forecasting.forecast(Steps(), past, 5)
     assert found.tolist() == [[3, 4, 5, 6, 7], [8, 9, 10, 11, 12]]
     assert forecasting.forecast(Steps(), past, 2).tolist() == [[3, 4], [8, 9]]
-
-
-def test_the_spread_is_never_nothing():
-    past = np.array([[1.0, 3.0], [1000.0, 1000.0], [0.0, 0.0]], np.float32)
-    assert forecasting.spread(past)[:2, 0].tolist() == [1.0, 1.0]
-    assert forecasting.spread(past)[2, 0] > 0

@@ -131,9 +131,14 @@ def fit_bilevel(
         from a unified perspective", 2021, arXiv 2101.11517.
     """
     started = time.perf_counter()
-    _check(outer_steps, eval_every, callbacks, resume)
+    inputs.check_callbacks(callbacks)
+    keeper.check_resume(resume, caller="fit_bilevel")
+    _check_counts(outer_steps=outer_steps, eval_every=eval_every)
+    of_level = {UPPER: dict(upper or {}), LOWER: dict(lower or {})}
+    if replay is not None:
+        for name, own in of_level.items():
+            own["replay"] = str(pathlib.Path(replay).expanduser() / outer_steps_lib.FILES[name])
     written = background.check(writers)
-    of_level = _with_replay(replay, upper, lower)
     sets = evaluations.sets_of(eval_source, eval_sources, metrics_fn, caller="fit_bilevel")
     directory = workdir_lib.absolute(workdir)
     with contextlib.ExitStack() as stack:
@@ -179,30 +184,10 @@ def fit_bilevel(
     return drives.unless_stopped(result) if raise_on_interrupt else result
 
 
-def _check(outer_steps: Any, eval_every: Any, callbacks: Any, resume: Any) -> None:
-    inputs.check_callbacks(callbacks)
-    for name, given in (("outer_steps", outer_steps), ("eval_every", eval_every)):
-        if not isinstance(given, int) or given < 1:
-            raise ValueError(f"fit_bilevel: {name} is {given!r}; give a whole number of at least 1")
-    keeper.check_resume(resume, caller="fit_bilevel")
-
-
-def _with_replay(
-    replay: str | pathlib.Path | None,
-    upper: Mapping[str, Any] | None,
-    lower: Mapping[str, Any] | None,
-) -> dict[str, dict[str, Any]]:
-    for name, given in ((UPPER, upper), (LOWER, lower)):
-        if not isinstance(given, Mapping | None):
-            raise ValueError(
-                f"fit_bilevel: {name} is {given!r}; give a dict of the fields of this level, such "
-                "as {'budget': 8}"
-            )
-    of_level = {UPPER: dict(upper or {}), LOWER: dict(lower or {})}
-    if replay is not None:
-        for name, own in of_level.items():
-            own["replay"] = str(pathlib.Path(replay).expanduser() / outer_steps_lib.FILES[name])
-    return of_level
+def _check_counts(**given: Any) -> None:
+    for name, count in given.items():
+        if not isinstance(count, int) or count < 1:
+            raise ValueError(f"fit_bilevel: {name} is {count!r}; give a whole number of at least 1")
 
 
 def _evaluations(
@@ -215,8 +200,7 @@ def _evaluations(
     loss = run.problem.upper
     if sets and metrics_fn is None and any(r.level == UPPER for r in per_example.split(run.x)[1]):
         raise ValueError(
-            "fit_bilevel: an eval_source is evaluated by the upper loss, which here has PerExample "
-            "leaves of the upper level: they have no rows for other examples. Give metrics_fn"
+            "fit_bilevel: x has PerExample leaves of the upper level; evaluate by a metrics_fn"
         )
 
     def metrics(params: types.PyTree, examples: types.PyTree) -> dict[str, Any]:

@@ -5,18 +5,17 @@ counts their examples. A request for a batch that is held takes those of an earl
 same hypergradient once more, cut among the workers as their speeds are now. It counts as a revisit.
 """
 
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from hetjax import mesh as mesh_lib
-from hetjax import types
-from hetjax.bilevel import per_example
 from hetjax.bilevel.problem import Bilevel, Kind, What
 from hetjax.bilevel.rounds import rules
-from hetjax.data import feeding, ledger, sources, stream
+from hetjax.data import ledger, sources, stream
 from hetjax.local import rules as rules_lib
 from hetjax.losses import loss as losses_lib
 from hetjax.rounds import engine, round_report, run_state, sync, warm_up
@@ -59,53 +58,31 @@ class Level:
     ) -> None:
         self.name, self.source = name, source
         self.loss_fn = rules.tried_loss(problem, name)
-        depends, of_shards = self._depends(problem, point), _weighting(options) == "shard_mean"
+        example = sources.fetch(source, np.arange(1))
+        losses_lib.check_loss(self.loss_fn, point, example, jax.random.key(0))
         made = {
             what: rules.answering(
-                problem, what, gossips=gossips, depends=depends(what), of_shards=of_shards
+                problem,
+                what,
+                gossips=gossips,
+                depends=rules.depends(problem, what, point, example),
+                of_shards=_weighting(options) == "shard_mean",
             )
             for what in whats
         }
         first, *others = whats
         self.kind_of = {first: setup_lib.MAIN} | {what: kind_name(what) for what in others}
         self._bytes = {what: _size_bytes(rule, point) for what, rule in made.items()}
-        try:
-            self.run = engine.Engine(
-                self.loss_fn,
-                point,
-                source,
-                rule=made[first],
-                rules={self.kind_of[what]: made[what] for what in others},
-                **options,
-            )
-        except ValueError as error:
-            raise ValueError(f"fit_bilevel, {name} level: {error}") from error
-        except (TypeError, AttributeError, IndexError) as error:  # of the loss, or of the run
-            self._try(point, error)
-            raise
+        self.run = engine.Engine(
+            self.loss_fn,
+            point,
+            source,
+            rule=made[first],
+            rules={self.kind_of[what]: made[what] for what in others},
+            **options,
+        )
         self._held: list[stream.Assignment] = []  # of this hypergradient, by number
-        self._last: tuple[str, round_report.Report] | None = None  # that is not checked yet
-
-    def _depends(self, problem: Bilevel, point: rules.Point) -> Callable[[What], bool]:
-        """Whether the weights depend on what is differentiated, as the first example says."""
-        try:
-            first = sources.fetch(self.source, np.arange(1))
-            losses_lib.split(jax.eval_shape(self.loss_fn, point, first, jax.random.key(0)))
-        except Exception:  # the run says what is wrong; True is right in any case, and costs more
-            return lambda what: True
-        return lambda what: rules.depends(problem, what, point, first)
-
-    def _try(self, point: rules.Point, error: Exception) -> None:
-        """Refuses a loss that fails on the first examples, by what it was given."""
-        examples = sources.fetch(self.source, np.arange(1))
-        try:
-            jax.eval_shape(self.loss_fn, point, examples, jax.random.key(0))
-        except Exception as found:
-            raise ValueError(
-                f"fit_bilevel, {self.name} level: the loss failed with {type(found).__name__}: "
-                f"{found}. It was given x of {_shapes(per_example.plain(point.x))}, y of "
-                f"{_shapes(point.y)}, and examples of {_shapes(examples)}, one of them here"
-            ) from error
+        self._last: tuple[What, round_report.Report] | None = None  # that is not checked yet
 
     def init(self) -> LevelState:
         """Before the first round; compiles what the level's first kind of round needs."""
@@ -113,11 +90,6 @@ class Level:
         with self.run.begins.stage("compiling"):
             warm_up.of_sums(self.run, rounds, self.run.setup.begun.params, setup_lib.MAIN, ())
         return LevelState(rounds, np.zeros(self.run.setup.stream.num_examples, np.int64))
-
-    def first_examples(self) -> types.PyTree:
-        """A microbatch of them."""
-        setup = self.run.setup
-        return feeding.first_examples(setup.config, self.source, per_example_rng=False)[0]
 
     def begin_step(self) -> None:
         """A new hypergradient begins: the batches of the last one are given up."""
@@ -140,20 +112,18 @@ class Level:
         """
         again = None if what.is_new else self._held[batch]
         kind = self.kind_of[_bare(what)]
-        try:
+        with self._naming():
             rounds, sums, report = self.run.sum(
                 state.rounds, point, kind=kind, again=again, **options
             )
             self._check_weight()
-        except round_report.NonFiniteError as error:
-            raise self._named(error) from error
         revisits = state.revisits
         if again is None:
             self._held.append(report.done)
         else:
             ids = again.example_ids
             np.add.at(revisits, ids[ids >= 0], 1)
-        self._last = told(what), report
+        self._last = what, report
         return LevelState(rounds, revisits), sums, report
 
     def did(self, report: round_report.Report) -> Any:
@@ -176,23 +146,29 @@ class Level:
             NonFiniteError: a microbatch of it was not finite; names its request.
         """
         if self._last is not None:
-            try:
+            with self._naming():
                 self._last[1].check()
                 self._check_weight()
-            except round_report.NonFiniteError as error:
-                raise self._named(error) from error
 
     def _check_weight(self) -> None:
         """Refuses the round before, whose sums are on the host, where it has no mean."""
         if self._last is not None and (total := self._last[1].divisor) <= 0:
             raise round_report.NonFiniteError(
-                f"the weights of all examples of the batch add up to {total:g}, so that there is "
-                "no mean. Look at the weights that the loss returns, or give a larger budget"
+                f"the weights of the batch add up to {total:g}, so there is no mean"
             )
 
-    def _named(self, error: round_report.NonFiniteError) -> round_report.NonFiniteError:
-        assert self._last is not None
-        return round_report.NonFiniteError(f"{self._last[0]} of the {self.name} level: {error}")
+    @contextlib.contextmanager
+    def _naming(self) -> Iterator[None]:
+        """What was not finite was the round before."""
+        try:
+            yield
+        except round_report.NonFiniteError as error:
+            assert self._last is not None
+            what = self._last[0]
+            batch = "a new batch" if what.is_new else "a batch that is held"
+            raise round_report.NonFiniteError(
+                f"{kind_name(what)} on {batch} of the {self.name} level: {error}"
+            ) from error
 
     def bytes_sent(self, what: What) -> float:
         """By all workers for the sums of one request, as the reducer counts them."""
@@ -238,30 +214,9 @@ def bare(whats: list[What], level: str) -> list[What]:
 
 def kind_name(what: What) -> str:
     """Of a kind of round."""
-    match what.kind:
-        case Kind.LOSS:
-            return "loss"
-        case Kind.GRADIENT:
-            return f"gradient in {' and '.join(what.wrt)}"
-        case Kind.PRODUCTS:
-            return f"product in {' and '.join(what.wrt)}"
-        case Kind.TANGENTS:
-            return f"gradient with {what.num_tangents} tangents"
-
-
-def _shapes(tree: types.PyTree) -> str:
-    """Of a message: each leaf's type and shape."""
-    return str(
-        jax.tree.map(lambda leaf: f"{leaf.dtype}{list(leaf.shape)}", jax.tree.map(np.asarray, tree))
-    )
-
-
-def told(what: What) -> str:
-    """A request, for a message."""
-    batch = "a new batch" if what.is_new else "a batch that is held"
-    return f"{kind_name(what)} on {batch}"
-
-
-def placed(tree: types.PyTree, run: engine.Engine) -> types.PyTree:
-    """A tree on all workers, leaves `[W, ...]`."""
-    return mesh_lib.place(mesh_lib.add_worker_axis(tree, run.num_workers), run.setup.where.mesh)
+    if what.kind is Kind.LOSS:
+        return "loss"
+    if what.kind is Kind.TANGENTS:
+        return f"gradient with {what.num_tangents} tangents"
+    name = "gradient" if what.kind is Kind.GRADIENT else "product"
+    return f"{name} in {' and '.join(what.wrt)}"

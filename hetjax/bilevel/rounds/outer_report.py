@@ -14,10 +14,7 @@ from hetjax.types import plain
 
 
 def _no_variables() -> types.PyTree:
-    raise ValueError(
-        "report.x and report.y: a callback asks for them while it runs; this report is of a step "
-        "that is past. Of a run that is over: result.x, result.y"
-    )
+    raise ValueError("report.x and report.y: a callback asks for them while it runs")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,8 +71,9 @@ def of_rounds(step: run_lib.OuterStep, index: int, start_secs: float) -> list[Ro
     """A line a round, as `RoundReport` has it, with its level and what was asked."""
     lines = []
     for asked in step.asked:
-        read = dataclasses.replace(asked.report.read(), start_secs=start_secs)
-        read = dataclasses.replace(read, bytes_sent=round(asked.bytes_sent))
+        read = dataclasses.replace(
+            asked.report.read(), start_secs=start_secs, bytes_sent=round(asked.bytes_sent)
+        )
         start_secs += read.round_secs
         of_round = {
             "step": index,
@@ -104,8 +102,10 @@ def of_step(
         numbers: of its info, on the host.
         eval: what was evaluated after it.
     """
-    levels = sorted({line["level"] for line in rounds})
-    longest = np.array([_longest(line) for line in rounds])
+    names = sorted({line["level"] for line in rounds})
+    of_level = {name: [line for line in rounds if line["level"] == name] for name in names}
+    again = {k: [line for line in own if not line["is_new"]] for k, own in of_level.items()}
+    longest = np.array([max(line["local_secs"], *line["compute_secs"]) for line in rounds])
     waiting = np.array([line["waiting_fraction"] for line in rounds])
     kinds: dict[str, dict[str, Any]] = {}
     for line in rounds:
@@ -121,8 +121,8 @@ def of_step(
         upper_loss=numbers["upper_loss"],
         hypergradient_norm=numbers["hypergradient_norm"],
         rounds=len(rounds),
-        examples={name: _examples(rounds, name) for name in levels},
-        revisits={name: _examples(rounds, name, again=True) for name in levels},
+        examples={k: sum(line["examples"] for line in own) for k, own in of_level.items()},
+        revisits={k: sum(line["examples"] for line in own) for k, own in again.items()},
         start_secs=rounds[0]["start_secs"],
         step_secs=sum(line["round_secs"] for line in rounds),
         waiting_fraction=float(waiting @ longest / longest.sum()) if longest.sum() else 0.0,
@@ -131,15 +131,6 @@ def of_step(
         kinds=kinds,
         **{k: v for k, v in known.items() if k not in ("upper_loss", "hypergradient_norm")},
     )
-
-
-def _examples(rounds: list[RoundLine], name: str, *, again: bool = False) -> int:
-    own = (line for line in rounds if line["level"] == name)
-    return sum(line["examples"] for line in own if not (again and line["is_new"]))
-
-
-def _longest(line: RoundLine) -> float:
-    return max(line["local_secs"], *line["compute_secs"])
 
 
 def numbers_of(info: dict[str, Any]) -> dict[str, float]:

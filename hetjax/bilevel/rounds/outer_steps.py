@@ -128,24 +128,24 @@ class OuterSteps(task_lib.Task):
         if not (self.summary.is_better(upper_loss) or self._has_sets):
             return
         params = run.params(self.state, self._x)
-        values = self._evaluated(params) if self.evaluate else {}
-        if self.summary.evaluated(values, **upper_loss, step=self.steps_done - 1):
-            self.best = params
+        values = self._judge(params, self.steps_done - 1, **upper_loss)
         self._eval = values if self.evaluate else None
 
     def measure_at_end(self) -> None:
         """The last x and y, where a callback ends the run between two evaluations."""
         if self._has_sets and self._evaluated_at != self.steps_done:
             self._run.settle()
-            params = self._run.params(self.state)
-            if self.evaluate:
-                values = self._evaluated(params)
-                if self.summary.evaluated(values, step=self.steps_done):
-                    self.best = params
+            self._judge(self._run.params(self.state), self.steps_done)
 
-    def _evaluated(self, params: types.PyTree) -> dict[str, float]:
-        placed = jax.device_put(params, self.setup.where.own_device)
-        return self.evaluate(placed, after=f"{self.steps_done} outer steps")
+    def _judge(self, params: types.PyTree, step: int, **beside: float) -> dict[str, float]:
+        """Evaluates x and y, and keeps them where they are the best."""
+        values = {}
+        if self.evaluate:
+            placed = jax.device_put(params, self.setup.where.own_device)
+            values = self.evaluate(placed, after=f"{self.steps_done} outer steps")
+        if self.summary.evaluated(values, **beside, step=step):
+            self.best = params
+        return values
 
     def line(
         self,
@@ -211,13 +211,11 @@ def _check(info: dict[str, Any], index: int) -> None:
     """Refuses a hypergradient that is not one, by what came with it; all processes alike."""
     if not math.isfinite(info["hypergradient_norm"]):
         raise round_report.NonFiniteError(
-            f"outer step {index}: the hypergradient is not finite, though every sum that it is "
-            "made of was. The state before this step was kept. Lower the learning rate of the "
-            "lower steps, or the multiplier or the size of the linear system's steps"
+            f"outer step {index}: the hypergradient is not finite, though its sums were; the state "
+            "before was kept. Lower the lower learning rate, the multiplier or the solver's step"
         )
     found = machine.Info(**{name: info[name] for name in machine.Info._fields if name in info})
     try:
-        diagnosis.check_solved(found)
-        diagnosis.check_barrier(found)
+        diagnosis.check_found(found)
     except ValueError as error:
         raise ValueError(f"outer step {index}: {error}") from error

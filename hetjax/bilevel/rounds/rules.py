@@ -52,10 +52,7 @@ def loss_of(problem: Bilevel, level: str) -> losses_lib.LossFn:
         del rng
         found = loss(per_example.plain(point.x), point.y, examples)
         if isinstance(found, types.Losses) and found.metrics is not None:
-            raise ValueError(
-                "the loss returns hetjax.Losses with metrics, which no request adds up; leave them "
-                "out, and give metrics_fn= with an eval_source"
-            )
+            raise ValueError("the loss returns metrics, which no request adds up; leave them out")
         return found
 
     return of_point

@@ -51,17 +51,6 @@ class OuterStep(NamedTuple):
     bytes_sent: float  # by all workers, in this step
 
 
-class UnfinishedStep(NamedTuple):
-    """An outer step between two requests."""
-
-    state: BilevelState  # before the step
-    carry: types.PyTree  # of the estimator, leaves `[W, ...]`
-    counter: stepping.ProgramCounter
-    asked: stepping.NextRequest | None  # the next request; None: there is none
-    levels: dict[str, level.LevelState]
-    rounds: tuple[Answered, ...]  # those that are done
-
-
 def _nothing() -> gathering.Request:
     return gathering.Request.NOTHING
 
@@ -87,14 +76,11 @@ class BilevelRun:
         self._stepping = made.stepping
         self.cost = machine.cost(made.stepping.program)
         self._y_rows: types.PyTree = None
+        self._gossips = self.setup.methods.reducer.mixing is not None
 
     @property
     def lower(self) -> level.Level:
         return self.levels[LOWER]
-
-    @property
-    def upper(self) -> level.Level:
-        return self.levels[UPPER]
 
     @property
     def setup(self) -> Any:
@@ -105,23 +91,23 @@ class BilevelRun:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        self.upper.run.__exit__(kind, error, trace)  # a guest of the other
+        self.levels[UPPER].run.__exit__(kind, error, trace)  # a guest of the other
         self.lower.run.__exit__(kind, error, trace)
 
     def init(self) -> BilevelState:
         """The state before the first outer step; compiles the first kind of round of each level."""
-        place = self._placed
         return BilevelState(
-            place(self.x),
-            place(jax.tree.map(np.asarray, self.optimizer.init(self.x))),
+            self._placed(self.x),
+            self._placed(jax.tree.map(np.asarray, self.optimizer.init(self.x))),
             None,
-            self.upper.init(),
+            self.levels[UPPER].init(),
             self.lower.init(),
             0,
         )
 
     def _placed(self, tree: types.PyTree) -> types.PyTree:
-        return level.placed(tree, self.lower.run)
+        rows = mesh_lib.add_worker_axis(tree, self.lower.run.num_workers)
+        return mesh_lib.place(rows, self.setup.where.mesh)
 
     def kept_shapes(self) -> machine.State:
         """The shapes of what the estimator keeps, leaves `[W, ...]`; computes nothing."""
@@ -158,69 +144,49 @@ class BilevelRun:
         Raises:
             NonFiniteError: a microbatch was not finite; names the request and the examples.
         """
-        step = self.begin(state)
-        while step.asked is not None:
-            step = self.request(step, asks())
-        return self.end(step)
-
-    # --- The parts of an outer step ---
-
-    def begin(self, state: BilevelState) -> UnfinishedStep:
-        """An outer step before its first request."""
         if self._y_rows is None:
             self._y_rows = self._placed(self.y0)
         for each in self.levels.values():
             each.begin_step()
-        found = self._stepping.begin(state.x, self._y_rows, state.kept)
         levels = {  # a step that fails leaves the visits of the one before
             name: at._replace(revisits=at.revisits.copy()) for name, at in state.levels.items()
         }
-        return UnfinishedStep(state, *found, levels, ())
-
-    def request(
-        self, step: UnfinishedStep, request: gathering.Request = gathering.Request.NOTHING
-    ) -> UnfinishedStep:
-        """Does the round of the request that is asked, and goes on to the next one."""
-        carry, counter, asked = step.carry, step.counter, step.asked
-        assert asked is not None
-        what = self._stepping.what(counter)
-        own = self.levels[what.level]
-        if step.rounds:  # it is over when the next one begins, whichever level that is of
-            step.rounds[-1].report.end(time.perf_counter())
-        batch = 0 if what.is_new else int(stepping.first(asked.batch))
-        state, sums, report = own.answer(
-            step.levels[what.level], what, asked.point, batch, request=request
-        )
-        levels = {**step.levels, what.level: state}
-        active = self._active(levels)
-        sent = own.bytes_sent(what) + self._stepping.mixed_bytes(counter, carry, active)
-        did = () if self.setup.methods.reducer.mixing is None else own.did(report)
-        found = self._stepping.receive(carry, counter, sums.mean, sums.own, active, did)
-        rounds = (*step.rounds, Answered(what, report, sent))
-        return UnfinishedStep(step.state, *found, levels, rounds)
-
-    def end(self, step: UnfinishedStep) -> tuple[BilevelState, OuterStep]:
-        """The update of x after the last request."""
-        state, levels = step.state, step.levels
+        rounds: list[Answered] = []
+        carry, counter, asked = self._stepping.begin(state.x, self._y_rows, state.kept)
+        while asked is not None:
+            request = asks()
+            what = machine.ask_at(self._stepping.program, counter.path).what
+            own = self.levels[what.level]
+            if rounds:  # it is over when the next one begins, whichever level that is of
+                rounds[-1].report.end(time.perf_counter())
+            batch = 0 if what.is_new else int(stepping.first(asked.batch))
+            levels[what.level], sums, report = own.answer(
+                levels[what.level], what, asked.point, batch, request=request
+            )
+            active = self._active(levels)
+            sent = own.bytes_sent(what) + self._stepping.mixed_bytes(counter, carry, active)
+            rounds.append(Answered(what, report, sent))
+            did = own.did(report) if self._gossips else ()
+            carry, counter, asked = self._stepping.receive(
+                carry, counter, sums.mean, sums.own, active, did
+            )
         x, opt, kept, info = self._stepping.end(
-            step.carry,
+            carry,
             state.x,
             state.opt,
             self._placed(np.float32(state.steps_done)),
             self._active(levels),
-            self._did(step.rounds),
+            self._did(rounds) if self._gossips else (),
         )
         for each in self.levels.values():
             each.check()
         sent = self._stepping.own_bytes(self.x, self.lower.run.num_workers)
-        sent += sum(asked.bytes_sent for asked in step.rounds)
+        sent += sum(each.bytes_sent for each in rounds)
         new = BilevelState(x, opt, kept, levels[UPPER], levels[LOWER], state.steps_done + 1)
-        return new, OuterStep(info, list(step.rounds), sent)
+        return new, OuterStep(info, rounds, sent)
 
-    def _did(self, rounds: tuple[Answered, ...]) -> Any:
-        """Which workers did something in an outer step, where that decides whether they move."""
-        if self.setup.methods.reducer.mixing is None:
-            return ()
+    def _did(self, rounds: list[Answered]) -> jax.Array:
+        """Which workers did something in an outer step: it decides whether they move."""
         done = sum(asked.report.done.quotas for asked in rounds)
         return mesh_lib.place(np.asarray(done, np.float32), self.setup.where.mesh)
 
@@ -241,15 +207,13 @@ class BilevelRun:
 
     def own_mean(self, rows: types.PyTree) -> types.PyTree:
         """As `read`, of this process's workers alone: no other process takes part."""
-        if self.setup.methods.reducer.mixing is None:
-            return self.own_row(rows)
-        return state_lib.own_mean(rows)
+        return state_lib.own_mean(rows) if self._gossips else self.own_row(rows)
 
     def read(self, rows: types.PyTree) -> types.PyTree:
         """One copy of what all workers have, on the host; the mean where they gossip.
 
         All processes call it.
         """
-        if self.setup.methods.reducer.mixing is None:
+        if not self._gossips:
             return self.own_row(rows)
         return state_lib.mean_of_rows(state_lib.all_rows(rows))

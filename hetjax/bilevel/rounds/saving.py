@@ -15,12 +15,13 @@ from hetjax.bilevel.problem import LOWER, UPPER
 from hetjax.bilevel.rounds import level, setup
 from hetjax.bilevel.rounds import run as run_lib
 from hetjax.checkpoints import checkpoint, leaves
-from hetjax.inputs import fingerprint
+from hetjax.data import feeding
+from hetjax.inputs import extra_arguments, fingerprint
 from hetjax.rounds import resume
 from hetjax.rounds import state as state_lib
 
-_OF_BOTH = ("cluster", "checkpoint", "local", "reducer", "nonfinite")
-_MOSTLY_OF_BOTH = ("seed", "quota", "gate")  # recorded once, and again of a level that differs
+_COMMON = ("cluster", "checkpoint", "local", "reducer", "nonfinite", "seed", "quota", "gate")
+"""Recorded once, and again of a level where it differs."""
 _ROWS = ("x", "opt", "kept")  # of `BilevelState`, leaves [W, ...]
 
 
@@ -28,13 +29,12 @@ def recorded(run: run_lib.BilevelRun, outer_steps: int) -> dict[str, Any]:
     """The configuration, as `config.json` has it."""
     own = {name: dict(run.levels[name].run.recorded) for name in (UPPER, LOWER)}
     own[UPPER]["seed"] -= setup.SEED_OF_UPPER
-    common = {name: own[LOWER][name] for name in (*_OF_BOTH, *_MOSTLY_OF_BOTH)}
+    common = {name: own[LOWER][name] for name in _COMMON}
     rest = {
         name: {
             k: v
             for k, v in of_level.items()
-            if k not in (*_OF_BOTH, "rule", "rules")
-            and not (k in _MOSTLY_OF_BOTH and v == common[k])
+            if k not in ("rule", "rules") and (k not in common or v != common[k])
         }
         for name, of_level in own.items()
     }
@@ -77,7 +77,9 @@ def from_arrays(run: run_lib.BilevelRun, saved: checkpoint.Saved) -> run_lib.Bil
     state = fresh._replace(kept=kept)
     found = {}
     for name in _ROWS:
-        like = jax.tree.map(_one_row, getattr(state, name))
+        like = jax.tree.map(
+            lambda leaf: np.zeros((1, *leaf.shape[1:]), leaf.dtype), getattr(state, name)
+        )
         rows = leaves.unflatten(like, saved.arrays, name, check_shapes=False)
         rows = resume.fitted(rows, run.lower.run.num_workers)
         found[name] = mesh_lib.place(rows, run.setup.where.mesh)
@@ -90,17 +92,13 @@ def from_arrays(run: run_lib.BilevelRun, saved: checkpoint.Saved) -> run_lib.Bil
         revisits = arrays.pop("revisits")
         about = saved.about | {
             "rounds": saved.about["level_rounds"][name],
-            "quota": saved.about.get("quota", {}).get(name),
+            "quota": saved.about["quota"][name],
         }
         rounds = resume.rounds_from_arrays(
             checkpoint.Saved(saved.step, arrays, about), at.rounds, run.levels[name].run.setup
         )
         levels[name] = level.LevelState(rounds, np.array(revisits))
     return run_lib.BilevelState(**found, **levels, steps_done=saved.about["rounds"])
-
-
-def _one_row(leaf: Any) -> np.ndarray:
-    return np.zeros((1, *leaf.shape[1:]), leaf.dtype)
 
 
 def best_of(saved: checkpoint.Saved) -> types.PyTree:
@@ -112,28 +110,21 @@ def best_of(saved: checkpoint.Saved) -> types.PyTree:
 
 def digests(run: run_lib.BilevelRun) -> dict[str, Any]:
     """Of what the run depends on beside its configuration, as `rounds.fingerprint` compares."""
-    lower, upper, keys = run.lower, run.upper, jax.random.key(0)
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), run.point)
-
-    def of_loss(own: level.Level) -> str:
-        return digests_lib.of_programs((own.loss_fn, (shapes, own.first_examples(), keys)))
-
-    def updated(grads: Any, opt: Any, x: Any, value: Any, progress: Any) -> Any:
-        return run.optimizer.update(grads, opt, x, value=value, progress=progress)
-
-    opt = jax.eval_shape(run.optimizer.init, run.x)
-    return {
-        "examples": len(lower.source),
-        "data": fingerprint.of_data(lower.source),
-        "loss": of_loss(lower),
-        "upper examples": len(upper.source),
-        "upper data": fingerprint.of_data(upper.source),
-        "upper loss": of_loss(upper),
+    found: dict[str, Any] = {}
+    for of, name in (("", LOWER), ("upper ", UPPER)):
+        own = run.levels[name]
+        config, source = own.run.setup.config, own.source
+        first, _ = feeding.first_examples(config, source, per_example_rng=False)
+        loss = own.loss_fn, (shapes, first, jax.random.key(0))
+        found |= {
+            f"{of}examples": len(source),
+            f"{of}data": fingerprint.of_data(source),
+            f"{of}loss": digests_lib.of_programs(loss),
+        }
+    return found | {
         "params": digests_lib.of_arrays((run.x, run.y0)),
-        "optimizer": digests_lib.of_programs(
-            (run.optimizer.init, (run.x,)),
-            (updated, (run.x, opt, run.x, np.float32(0), np.float32(0))),
-        ),
+        "optimizer": extra_arguments.digest(run.optimizer, run.x),
         "estimator": digests_lib.of_programs((machine.whole(run.estimator), (run.x, run.y0))),
         "jax": jax.__version__,
     }

@@ -22,25 +22,22 @@ from hetjax.inputs import arguments
 from hetjax.inputs import refusals as inputs
 from hetjax.processes import meeting as meeting_lib
 
-LEVELS = (LOWER, UPPER)  # in the order in which they are made
 SEED_OF_UPPER = 0x5550  # added to the run's: its order and its delays are others
-_OF_TRAINING = ("epochs", "max_rounds", "eval_every_rounds", "best_by", "best_mode", "ema")
-_OF_STEPS = (*_OF_TRAINING, "rule", "replay")
-_OF_LOSSES = ("per_example_rng",)
-OF_A_LEVEL = (
-    "budget",
-    "microbatch_size",
-    "quota",
-    "gate",
-    "ordering",
-    "data",
-    "seed",
-    "replay",
-)
+_REFUSED = {
+    **dict.fromkeys(
+        ("epochs", "max_rounds", "eval_every_rounds", "ema", "rule"),
+        "a bilevel run has none; give outer_steps",
+    ),
+    "per_example_rng": "the losses of a bilevel problem are given no key",
+    "nonfinite": "the sums of one hypergradient belong together; none is left out",
+    "debug": "an estimator traces the losses; debug one level alone, by hetjax.fit",
+}
+_OFF = {"nonfinite": "stop", "debug": False}  # values that are none
+OF_A_LEVEL = ("budget", "microbatch_size", "quota", "gate", "ordering", "data", "seed", "replay")
 """Fields that each level may have of its own."""
 
 
-class Made(NamedTuple):
+class Prepared(NamedTuple):
     """What a bilevel run is made of."""
 
     levels: dict[str, level.Level]
@@ -62,77 +59,57 @@ def build(
     lower_source: Any,
     upper: Mapping[str, Any] | None = None,
     lower: Mapping[str, Any] | None = None,
-    begins: Any = None,
     **fields: Any,
-) -> Made:
+) -> Prepared:
     """Both levels and the steps between their requests; arguments as of `hetjax.fit_bilevel`.
 
     Raises:
         ValueError: what was given cannot be run; said before anything is computed.
     """
-    _check_given(problem, estimator, fields, {UPPER: upper or {}, LOWER: lower or {}})
+    of_level = {LOWER: lower or {}, UPPER: upper or {}}
+    _check_given(problem, estimator, fields, of_level)
     fields.setdefault("seed", 0)
-    given = {UPPER: upper_source, LOWER: lower_source}
     at_level = {}
-    for name in LEVELS:
+    for name, given in ((LOWER, lower_source), (UPPER, upper_source)):
         with _naming(f"fit_bilevel, {name} source"):
-            at_level[name] = sources.as_source(given[name])
+            at_level[name] = sources.as_source(given)
             if isinstance(at_level[name], iterables.Streamed):
-                raise ValueError(
-                    "got a hetjax.stream, whose examples come once; the requests of an outer step "
-                    "go through the same ones several times. Give a source by index"
-                )
-    x, y = _checked(x, y, at_level)
-    tx = _check_optimizer(optimizer, x)
-    if estimator.needs_x and per_example.split(x)[1]:
-        raise ValueError(
-            f"fit_bilevel: x has PerExample leaves, whose gradient stays with the workers, and "
-            f"{estimator.needs_x}. Take another multiplier, or a plain array that the loss indexes "
-            'by a field of the examples, such as x[batch["index"]]'
-        )
-    with _naming("fit_bilevel"):  # all that it computes, from its first hypergradient to the second
-        carry = jax.eval_shape(lambda x, y: estimator.begin(x, y, None), x, y)
-        if isinstance(x, trajectory.Learned) and isinstance(carry.x, trajectory.Learned):
-            raise ValueError(
-                "x is Learned, and this estimator learns no start; take "
-                "unroll(…, start='learned'), or give x without it"
-            )
-        jax.eval_shape(machine.whole(estimator), x, y)
-    point = _point(estimator, x, y, carry)
-    program = estimator.program(x)
-    asked = stepping.whats(program)
-    of_level = {UPPER: upper or {}, LOWER: lower or {}}
+                raise ValueError("got a hetjax.stream, which is read once; give one by index")
+    _check_rows(x, at_level)
+    tx = inputs.check_optimizer(optimizer, x, caller="fit_bilevel")
     made: dict[str, level.Level] = {}
     with contextlib.ExitStack() as stack:  # closes the levels that are made, if anything is wrong
-        for name in LEVELS:
-            options = _options(fields, of_level[name], at_level[name], name)
-            made[name] = level.Level(
-                name,
-                problem,
-                at_level[name],
-                point,
-                level.bare(asked, name),
-                gossips=_check_gossip(estimator, options),
-                begins=begins,
-                beside=made[LOWER].run if made else None,
-                **options,
-            )
+        with _naming("fit_bilevel"):
+            x, y = jax.tree.map(lambda leaf: np.asarray(jnp.asarray(leaf)), (x, y))
+            point = _point(estimator, x, y)
+            gossips = _gossips(estimator, fields)
+        asked = [what for what, _ in machine.asked_for(estimator.program(x))]
+        for name in (LOWER, UPPER):
+            with _naming(f"fit_bilevel, {name} level"):
+                made[name] = level.Level(
+                    name,
+                    problem,
+                    at_level[name],
+                    point,
+                    level.bare(asked, name),
+                    gossips=gossips,
+                    beside=made[LOWER].run if made else None,
+                    **_options(fields, of_level[name], at_level[name], name),
+                )
             stack.enter_context(made[name].run)
         setup = made[LOWER].run.setup
-        if setup.company.meeting.shares_gpu:
-            raise ValueError(
-                f"fit_bilevel: {meeting_lib.NO_COLLECTIVES}Its outer steps need them. Take one "
-                "process, whose workers local='virtual' plays"
-            )
-        _check_gate(made)
-        first = sources.fetch(at_level[UPPER], np.arange(1))
-        rows = per_example.rows(point.x, UPPER, jnp.arange(1))
-        diagnosis.check_upper(problem_lib.mean(problem.upper), rows, y, first)
+        with _naming("fit_bilevel"):
+            if not setup.company.meeting.has_collectives:
+                raise ValueError(f"{meeting_lib.NO_COLLECTIVES}Take one process, local='virtual'")
+            _check_gate(made)
+            first = sources.fetch(at_level[UPPER], np.arange(1))
+            rows = per_example.rows(point.x, UPPER, jnp.arange(1))
+            diagnosis.check_upper(problem_lib.mean(problem.upper), rows, y, first)
         steps = stepping.Stepping(
             estimator, tx, x, mesh=setup.where.mesh, reducer=setup.methods.reducer
         )
         stack.pop_all()
-    return Made(made, steps, tx, x, y, point)
+    return Prepared(made, steps, tx, x, y, point)
 
 
 @contextlib.contextmanager
@@ -150,94 +127,37 @@ def _check_given(
     fields: Mapping[str, Any],
     of_level: Mapping[str, Mapping[str, Any]],
 ) -> None:
-    if not isinstance(problem, Bilevel):
-        raise ValueError(
-            f"fit_bilevel: problem is a {type(problem).__name__}; give "
-            "hetjax.bilevel.Bilevel(upper, lower), losses (x, y, examples) -> f[B]"
-        )
-    if not isinstance(estimator, machine.Estimator):
-        raise ValueError(
-            f"fit_bilevel: estimator is a {type(estimator).__name__}; give one of "
-            "hetjax.bilevel.value_gap(…), implicit(…) or unroll(…), such as "
-            "value_gap(descent(optax.sgd(0.1)), 10)"
-        )
-    wrong = [name for name in _OF_STEPS if name in fields]
-    if wrong:
-        raise ValueError(
-            f"fit_bilevel: {', '.join(wrong)}: these fields are of `fit`; a bilevel run has "
-            "outer_steps, and evaluates every eval_every of them"
-        )
-    if fields.get("nonfinite", "stop") != "stop":
-        raise ValueError(
-            f"fit_bilevel: nonfinite={fields['nonfinite']!r}: the requests of one hypergradient "
-            "would each be without other microbatches, so that their sums do not belong together. "
-            "Leave it out; a run ends at the first sum that is not finite, and names the examples"
-        )
-    if fields.get("debug"):
-        raise ValueError(
-            "fit_bilevel: debug: an estimator traces the losses to differentiate them, so they see "
-            "no numbers. Debug one level alone, such as hetjax.fit(lambda y, batch, rng: lower(x, "
-            "y, batch), y, …, debug=True)"
-        )
-    if any(name in fields for name in _OF_LOSSES):
-        raise ValueError(
-            "fit_bilevel: per_example_rng: the losses of a bilevel problem are given no key; draw "
-            "what is random beforehand, as a field of the examples"
-        )
+    for name, given, kind in (
+        ("problem", problem, Bilevel),
+        ("estimator", estimator, machine.Estimator),
+    ):
+        if not isinstance(given, kind):
+            raise ValueError(
+                f"fit_bilevel: {name} is a {type(given).__name__}; give a hetjax.bilevel."
+                f"{kind.__name__}"
+            )
+    for name, why in _REFUSED.items():
+        if name in fields and (name not in _OFF or fields[name] != _OFF[name]):
+            raise ValueError(f"fit_bilevel: {name}: {why}")
     for name, own in of_level.items():
         if others := [field for field in own if field not in OF_A_LEVEL]:
             raise ValueError(
-                f"fit_bilevel: {name}={{…}} has {', '.join(map(repr, others))}; a level may have "
-                f"of its own {', '.join(OF_A_LEVEL)}. Give other fields to fit_bilevel itself, for "
-                "both levels"
+                f"fit_bilevel: {name}: got {', '.join(map(repr, others))}; a level may have of its "
+                f"own {', '.join(OF_A_LEVEL)}"
             )
-
-
-def _checked(
-    x: types.PyTree, y: types.PyTree, at_level: Mapping[str, Any]
-) -> tuple[types.PyTree, types.PyTree]:
-    """Both as NumPy arrays; refuses what is none of floating point, and rows of other examples."""
-    if any(map(per_example.is_one, jax.tree.leaves(y, is_leaf=per_example.is_one))):
-        raise ValueError("fit_bilevel: y has PerExample leaves; those of x alone may be")
-    with _naming("fit_bilevel"):
-        diagnosis.check_floating(x=x, y=y)
-    _check_rows(x, at_level)
-    return jax.tree.map(lambda leaf: np.asarray(jnp.asarray(leaf)), (x, y))
-
-
-def _check_optimizer(optimizer: Any, x: types.PyTree) -> optax.GradientTransformationExtraArgs:
-    tx = inputs.check_optimizer(optimizer, x, caller="fit_bilevel")
-    state = jax.tree.leaves(jax.eval_shape(optimizer.init, x))
-    if any(jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key) for leaf in state):
-        raise ValueError(
-            "fit_bilevel: the state of this optimizer has a random key (as that of "
-            "optax.noisy_sgd), which no bilevel run keeps; take one without"
-        )
-    return tx
 
 
 def _check_rows(x: types.PyTree, at_level: Mapping[str, Any]) -> None:
     """Refuses per-example variables that are not as many as the examples."""
-    paths = jax.tree_util.tree_flatten_with_path(x, is_leaf=per_example.is_one)[0]
-    for path, leaf in paths:
+    sizes = {name: len(source) for name, source in at_level.items()}
+    for path, leaf in jax.tree_util.tree_flatten_with_path(x, is_leaf=per_example.is_one)[0]:
         if not per_example.is_one(leaf):
             continue
-        where = f"x{jax.tree_util.keystr(path)}"
-        if leaf.level not in at_level:
+        shape = getattr(leaf.values, "shape", ())
+        if leaf.level not in sizes or shape[:1] != (sizes[leaf.level],):
             raise ValueError(
-                f"fit_bilevel: {where} is PerExample of the level {leaf.level!r}; the levels are "
-                "'upper' and 'lower'"
-            )
-        shape, wanted = np.shape(leaf.values), len(at_level[leaf.level])
-        if not hasattr(leaf.values, "ndim"):
-            raise ValueError(
-                f"fit_bilevel: {where} is PerExample of a {type(leaf.values).__name__}; give an "
-                "array, [N, ...]"
-            )
-        if not shape or shape[0] != wanted:
-            raise ValueError(
-                f"fit_bilevel: {where} is PerExample with rows {list(shape)}, and the "
-                f"{leaf.level} source has {wanted} examples: give one row for each of them"
+                f"fit_bilevel: x{jax.tree_util.keystr(path)} is PerExample of {leaf.level!r} with "
+                f"rows {list(shape)}; give an array with a row for each example: {sizes}"
             )
 
 
@@ -251,36 +171,35 @@ def _check_gate(made: Mapping[str, level.Level]) -> None:
         for each in setups
     ):
         raise ValueError(
-            "fit_bilevel: a gate closes no round that ends a pass over the data, and here each "
-            "request takes a whole pass, so that it would never close. Give a level a smaller "
-            "budget, such as lower={'budget': 8}, or leave the gate out"
+            "gate: none closes a round that ends a pass, and here each round does; give a level a "
+            "smaller budget"
         )
 
 
-def _point(
-    estimator: machine.Estimator, x: types.PyTree, y: types.PyTree, carry: Any
-) -> rules.Point:
-    """A point of the shapes that all requests have, zeros but for x and y."""
+def _point(estimator: machine.Estimator, x: types.PyTree, y: types.PyTree) -> rules.Point:
+    """A point of the shapes that all requests have, zeros but for x and y.
+
+    Raises:
+        ValueError: the estimator cannot do with such an x, or its steps have no derivative.
+    """
+    has_rows, is_learned = bool(per_example.split(x)[1]), isinstance(x, trajectory.Learned)
+    if estimator.needs_x and has_rows:
+        raise ValueError(f"x has PerExample leaves, and {estimator.needs_x}")
+    carry = jax.eval_shape(lambda x, y: estimator.begin(x, y, None), x, y)
+    if is_learned and isinstance(carry.x, trajectory.Learned):
+        raise ValueError("x is Learned, and this estimator learns no start")
+    jax.eval_shape(machine.whole(estimator), x, y)  # from the first hypergradient to the second
     has_vector, num_tangents = stepping.uses(estimator.program(x))
-    if num_tangents and per_example.split(x)[1]:
-        raise ValueError(
-            "fit_bilevel: forward mode carries a tangent for each number of x, and x has "
-            f"{num_tangents}: PerExample leaves have too many. Take mode='reverse', implicit or "
-            "value_gap"
-        )
-    x = jax.tree.map(lambda leaf, like: np.asarray(leaf, like.dtype), _x_of(x), carry.x)
-    y = jax.tree.map(lambda leaf, like: np.asarray(leaf, like.dtype), y, carry.y)
+    if num_tangents and has_rows:
+        raise ValueError("mode='forward' has a tangent for each number of x; PerExample has many")
+    x = x.x if is_learned else x  # a learned start is no part of a request
+    x, y = jax.tree.map(lambda leaf, like: np.asarray(leaf, like.dtype), (x, y), (carry.x, carry.y))
     tangents: types.PyTree = ()
     if num_tangents:
         tangents = jax.tree.map(
             lambda leaf: np.zeros((num_tangents, *leaf.shape), leaf.dtype), (x, y)
         )
     return rules.Point(x, y, jax.tree.map(np.zeros_like, y) if has_vector else (), tangents)
-
-
-def _x_of(x: types.PyTree) -> types.PyTree:
-    """As requests have it: a learned start is no part of it."""
-    return x.x if isinstance(x, trajectory.Learned) else x
 
 
 def _options(
@@ -311,16 +230,11 @@ def _least_budget(fields: Mapping[str, Any]) -> int:
     return count if isinstance(count, int) else 1
 
 
-def _check_gossip(estimator: machine.Estimator, options: Mapping[str, Any]) -> bool:
+def _gossips(estimator: machine.Estimator, fields: Mapping[str, Any]) -> bool:
     """Whether the reducer that is asked for averages parameters; refuses what cannot do with it."""
-    reducer = options.get("reducer", "all_reduce")
-    try:
-        gossips = not kinds.resolve("reducer", reducer).keeps_replicas_equal
-    except ValueError:
-        return False  # the run says what is wrong with it
-    if gossips and estimator.needs_all:
-        raise ValueError(
-            f"fit_bilevel: this estimator cannot gossip: {estimator.needs_all}. Take "
-            "reducer='all_reduce' or 'ring', or a value_gap with a constant or growing multiplier"
-        )
-    return gossips
+    reducer = kinds.resolve("reducer", fields.get("reducer", "all_reduce"))
+    if reducer.keeps_replicas_equal:
+        return False
+    if estimator.needs_all:
+        raise ValueError(f"reducer: this estimator cannot gossip: {estimator.needs_all}")
+    return True

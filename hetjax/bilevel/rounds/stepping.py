@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec as P
 from hetjax import mesh as mesh_lib
 from hetjax import trees, types
 from hetjax.bilevel import machine, per_example, vectors
-from hetjax.bilevel.problem import At, Kind, What
+from hetjax.bilevel.problem import At, Kind
 from hetjax.bilevel.rounds import carried_leaves, rules
 from hetjax.processes import waits
 from hetjax.rounds import reduce
@@ -67,13 +67,9 @@ class Stepping:
         self._made: dict[Any, Callable] = {}
         self._carried: dict[int, carried_leaves.CarriedLeaves] = {}
 
-    def what(self, counter: ProgramCounter) -> What:
-        """The part of the next request that is known before anything is computed."""
-        return machine.ask_at(self.program, counter.path).what
-
     def begin(
         self, x: types.PyTree, y: types.PyTree, kept: machine.State | None
-    ) -> tuple[types.PyTree, ProgramCounter, NextRequest]:
+    ) -> tuple[types.PyTree, ProgramCounter, NextRequest | None]:
         """`(carry, counter, asked)` before the first request of a hypergradient; leaves `[W, ...]`.
 
         Args:
@@ -86,13 +82,8 @@ class Stepping:
             carry = self._estimator.begin(x, y, kept)
             return jax.tree.map(jnp.copy, _strong(carry))  # it will be used up, and x will not
 
-        make = self._jitted(
-            ("begin", kept is None),
-            lambda form: lambda x, y, kept: form.each(begun)(x, y, kept),
-            donate=(),
-        )
-        carry = make(x, y, kept)
-        return self._on(carry, (0,), ())
+        make = self._jitted(("begin", kept is None), lambda form: form.each(begun), donate=())
+        return self._on(make(x, y, kept), ProgramCounter((0,), ()))
 
     def receive(
         self,
@@ -100,7 +91,7 @@ class Stepping:
         counter: ProgramCounter,
         mean: types.PyTree,
         own: types.PyTree,
-        active: Any,
+        active: types.Exchanges,
         did: Any,
     ) -> tuple[types.PyTree, ProgramCounter, NextRequest | None]:
         """Takes an answer, uses up the carry, and goes on to the next request, or to the end.
@@ -113,7 +104,9 @@ class Stepping:
         """
         ask = machine.ask_at(self.program, counter.path)
 
-        def taken(form: reduce.Form, carry: Any, mean: Any, own: Any, active: Any, did: Any) -> Any:
+        def taken(
+            form: reduce.Form, carry: Any, mean: Any, own: Any, active: types.Exchanges, did: Any
+        ) -> Any:
             def one(carry: Any, mean: Any, own: Any, did: Any) -> Any:
                 answer = rules.answer_of(mean, own, carry.x, ask.what)
                 if self._reducer.mixing is None:
@@ -125,59 +118,60 @@ class Stepping:
                 return new._replace(**trees.select(did > 0, moved, old))
 
             new = form.each(one)(carry, mean, own, did)
-            return self._mixed(form, carry, new, ask.moves, active)
+            if self._reducer.mixing is None or not ask.moves:
+                return new
+            before, after = ({n: getattr(each, n) for n in ask.moves} for each in (carry, new))
+            return new._replace(**self._mixed(form, before, after, active))
 
-        return self._on(
-            carry, *machine.behind(counter.path, counter.left), ask, taken, (mean, own, active, did)
-        )
+        behind = ProgramCounter(*machine.behind(*counter))
+        return self._on(carry, behind, ask, taken, (mean, own, active, did))
 
     def _on(
         self,
         carry: types.PyTree,
-        path: tuple[int, ...],
-        left: tuple[int, ...],
+        counter: ProgramCounter,
         ask: machine.Ask | None = None,
         taken: Callable | None = None,
         given: tuple = (),
-    ) -> tuple[types.PyTree, ProgramCounter, Any]:
+    ) -> tuple[types.PyTree, ProgramCounter, NextRequest | None]:
         """From a place to the next request; what is computed on the way is one program."""
         while True:
-            found = machine.stop(self.program, path, left)
-            is_end = not found.path
+            found = machine.stop(self.program, *counter)
             next_ask, carried = None, carried_leaves.NONE
-            if not is_end and found.fewer is None:
+            if found.path and found.fewer is None:
                 next_ask = machine.ask_at(self.program, found.path)
                 carried = self._carried_of(next_ask, carry)
-
-            def way(
-                form: reduce.Form,
-                carry: Any,
-                *given: Any,
-                taken: Callable | None = taken,
-                thens: tuple = found.thens,
-                next_ask: machine.Ask | None = next_ask,
-                fewer: Callable | None = found.fewer,
-                carried: carried_leaves.CarriedLeaves = carried,
-            ) -> tuple[Any, Any]:
-                if taken is not None:
-                    carry = taken(form, carry, *given)
-                for function in thens:
-                    carry = form.each(function)(carry)
-                if next_ask is not None:
-                    at = form.each(functools.partial(self._asked, next_ask))(carry)
-                    return carry, carried.made(at)
-                return carry, form.each(fewer)(carry) if fewer else ()
-
             key = (id(ask), found.thens, id(next_ask), found.fewer)
-            carry, told = self._jitted(key, lambda form: functools.partial(way, form))(
-                carry, *given
-            )
-            counter = ProgramCounter(found.path, found.left)
+            make = functools.partial(self._way, found, next_ask, carried, taken)
+            carry, told = self._jitted(key, make)(carry, *given)
             if found.fewer is None:
-                return carry, counter, None if is_end else carried.whole(carry, told)
+                asked = None if next_ask is None else carried.whole(carry, told)
+                return carry, ProgramCounter(found.path, found.left), asked
             times = int(first(told))
-            path, left = machine.entered(found.path, found.left, times)
+            counter = ProgramCounter(*machine.entered(found.path, found.left, times))
             ask, taken, given = None, None, ()
+
+    def _way(
+        self,
+        found: machine.Stop,
+        next_ask: machine.Ask | None,
+        carried: carried_leaves.CarriedLeaves,
+        taken: Callable | None,
+        form: reduce.Form,
+    ) -> Callable:
+        """What is computed up to a place: `(carry, *given) -> (carry, what is asked there)`."""
+
+        def way(carry: Any, *given: Any) -> tuple[Any, Any]:
+            if taken is not None:
+                carry = taken(form, carry, *given)
+            for function in found.thens:
+                carry = form.each(function)(carry)
+            if next_ask is not None:
+                asked = form.each(functools.partial(self._asked, next_ask))(carry)
+                return carry, carried.made(asked)
+            return carry, form.each(found.fewer)(carry) if found.fewer else ()
+
+        return way
 
     def _carried_of(self, ask: machine.Ask, carry: types.PyTree) -> carried_leaves.CarriedLeaves:
         """Which leaves of a request lie in the carry already."""
@@ -200,15 +194,7 @@ class Stepping:
         return NextRequest(_strong(point), jnp.asarray(at.batch, jnp.int32))
 
     def _mixed(
-        self, form: reduce.Form, old: Any, new: Any, moved: tuple[str, ...], active: Any
-    ) -> Any:
-        if self._reducer.mixing is None or not moved:
-            return new
-        before, after = ({name: getattr(each, name) for name in moved} for each in (old, new))
-        return new._replace(**self._mixed_moves(form, before, after, active))
-
-    def _mixed_moves(
-        self, form: reduce.Form, before: types.PyTree, after: types.PyTree, active: Any
+        self, form: reduce.Form, before: types.PyTree, after: types.PyTree, active: types.Exchanges
     ) -> types.PyTree:
         """What moved, averaged with the neighbours' before or after the move."""
         mixing = self._reducer.mixing
@@ -224,7 +210,7 @@ class Stepping:
         x: types.PyTree,
         opt: types.PyTree,
         steps_done: Any,
-        active: Any,
+        active: types.Exchanges,
         did: Any,
     ) -> tuple[types.PyTree, types.PyTree, machine.State, dict[str, Any]]:
         """`(x, opt, kept, info)` after the update of x; uses up opt.
@@ -235,7 +221,13 @@ class Stepping:
         """
 
         def updated(
-            form: reduce.Form, carry: Any, x: Any, opt: Any, done: Any, active: Any, did: Any
+            form: reduce.Form,
+            carry: Any,
+            x: Any,
+            opt: Any,
+            done: Any,
+            active: types.Exchanges,
+            did: Any,
         ) -> Any:
             def one(carry: Any, x: Any, opt: Any, done: Any, did: Any) -> Any:
                 found = self._estimator.end(carry)
@@ -254,19 +246,13 @@ class Stepping:
                 return new, new_opt, found.state, info
 
             new, new_opt, kept, info = form.each(one)(carry, x, opt, done, did)
-            if self._reducer.mixing is not None:
-                new = self._mixed_x(form, x, new, active)
+            (before, _), (after, rows) = per_example.split(x), per_example.split(new)
+            if self._reducer.mixing is not None and after:  # rows are alike on all workers
+                new = per_example.joined(new, self._mixed(form, before, after, active), rows)
             return new, new_opt, kept, info
 
         make = self._jitted("end", lambda form: functools.partial(updated, form), donate=(2,))
         return make(carry, x, opt, steps_done, active, did)
-
-    def _mixed_x(self, form: reduce.Form, old: Any, new: Any, active: Any) -> Any:
-        """The part of x that all examples share; rows of examples are alike on all workers."""
-        (before, _), (after, rows) = per_example.split(old), per_example.split(new)
-        if not after:
-            return new
-        return per_example.joined(new, self._mixed_moves(form, before, after, active), rows)
 
     def _gathered(self, grad_x: types.PyTree) -> types.PyTree:
         """With the rows of all examples: each worker has those of the examples that it did."""
@@ -287,7 +273,9 @@ class Stepping:
         times = 1 if self._reducer.mixing is None else 2
         return times * gossip.ring_copies(num_workers) * num_workers * size
 
-    def mixed_bytes(self, counter: ProgramCounter, carry: types.PyTree, active: Any) -> float:
+    def mixed_bytes(
+        self, counter: ProgramCounter, carry: types.PyTree, active: types.Exchanges
+    ) -> float:
         """That all workers send to their neighbours after a request, where they gossip."""
         moves = machine.ask_at(self.program, counter.path).moves
         if self._reducer.mixing is None or not moves:
@@ -331,8 +319,8 @@ def _on_rows(
     function = make(reduce.collective(reducer, None))
 
     def body(*arguments: Any) -> Any:
-        found = function(*_without_rows(arguments))  # of an own estimator: numbers, too
-        return trees.add_row_axis(jax.tree.map(jnp.asarray, found))
+        found = function(*(a if _is_whole(a) else trees.first_row(a) for a in arguments))
+        return trees.add_row_axis(jax.tree.map(jnp.asarray, found))  # of an own estimator: numbers
 
     def run(*arguments: Any) -> Any:
         specs = tuple(P() if _is_whole(given) else P(_AXIS) for given in arguments)
@@ -355,10 +343,6 @@ def _is_whole(given: Any) -> bool:
     return getattr(given, "dtype", None) == jnp.bool_
 
 
-def _without_rows(arguments: tuple) -> list[Any]:
-    return [given if _is_whole(given) else trees.first_row(given) for given in arguments]
-
-
 def _strong(tree: types.PyTree) -> types.PyTree:
     return jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.result_type(leaf)), tree)
 
@@ -371,19 +355,6 @@ def first(rows: jax.Array) -> Any:
 
 def uses(program: tuple[machine.Step, ...]) -> tuple[bool, int]:
     """Whether a program asks for products, and how many tangents it has."""
-    has_vector, num_tangents = False, 0
-    for what in whats(program):
-        has_vector |= what.kind is Kind.PRODUCTS
-        num_tangents = max(num_tangents, what.num_tangents)
-    return has_vector, num_tangents
-
-
-def whats(program: tuple[machine.Step, ...]) -> list[What]:
-    """All requests of a program, each place once, in order."""
-    found: list[What] = []
-    for step in program:
-        if isinstance(step, machine.Ask):
-            found.append(step.what)
-        elif isinstance(step, machine.Repeat):
-            found += whats(step.steps)
-    return found
+    found = [what for what, _ in machine.asked_for(program)]
+    has_vector = any(what.kind is Kind.PRODUCTS for what in found)
+    return has_vector, max((what.num_tangents for what in found), default=0)

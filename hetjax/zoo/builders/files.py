@@ -239,8 +239,7 @@ def _fetch_missing(
         wanted = f"{image_set.archive.name}, or unpacked {wanted},"
     raise ValueError(
         f"the data set {image_set.name} is missing: put {wanted} into "
-        f"{data_dir / image_set.name} ({_places(spec, image_set)}), "
-        f"or give the directory that has them (data.dir). {reason}"
+        f"{data_dir / image_set.name} ({_places(spec, image_set)}), or set data.dir. {reason}"
     )
 
 

@@ -38,8 +38,7 @@ def parse(content: bytes, name: str) -> dict[str, np.ndarray]:
         if wrong_at.size:
             raise ValueError(
                 f"point {wrong_at[0]} of series {index} ({title!r}) of {name} is "
-                f"{cells[wrong_at[0]]!r}, expected a finite number: the file is damaged, get it "
-                "again"
+                f"{cells[wrong_at[0]]!r}, expected a finite number; get the file again"
             )
         found[title] = points
     if not found:

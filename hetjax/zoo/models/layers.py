@@ -22,8 +22,7 @@ def check_image_shape(
     if len(example_shape) != 3 or min(example_shape[:2]) < least_size:
         raise ValueError(
             f"model {name!r}: got examples of shape {tuple(example_shape)}, must be (height, "
-            f"width, channels) with height and width of at least {least_size}. For small "
-            "images take 'small_cnn', for other shapes 'mlp'."
+            f"width, channels) of at least {least_size} by {least_size}."
         )
     height, width, channels = example_shape
     return height, width, channels

@@ -86,8 +86,7 @@ class LSTM(nnx.Module):
         if len(set(hidden)) != 1:
             raise ValueError(
                 f"model.hidden: got {tuple(hidden)}, must be one or more equal widths with "
-                "model.name='lstm', whose embedding is that of its output too. Give some, such "
-                "as (32, 32)."
+                "model.name='lstm', such as (32, 32)."
             )
         width = hidden[0]
         self.embedding = nnx.Param(_uniform(rngs, (num_classes, width), 0.1, param_dtype))

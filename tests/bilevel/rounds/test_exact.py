@@ -9,7 +9,6 @@ import pytest
 
 import hetjax.quota
 from hetjax import bilevel
-from hetjax.bilevel import PerExample
 from tests.bilevel.rounds import problems
 
 UNEQUAL = hetjax.quota.static(proportions=(7.0, 1.0, 0.0, 12.0))
@@ -40,20 +39,6 @@ def test_unequal_quotas_give_what_one_device_gives(float64, name):
     compared(name, local="fused")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["value_gap", "cg", "reverse"])
-def test_threads_and_one_device_give_the_same(float64, name):
-    compared(name, local="stepped")
-    if name == "cg":  # `test_dependent_weights` has the others
-        compared(name, local="virtual")
-
-
-@pytest.mark.slow
-def test_one_worker_and_eight_give_the_same(float64):
-    compared("cg", workers=1, quota="equal", local="fused", steps=1)
-    compared("cg", workers=8, quota="equal", local="fused", steps=1)
-
-
 def test_adaptive_quotas_of_workers_of_unequal_speed_give_the_same(float64):
     speeds = (1.0, 2.0, 4.0, 8.0)
     cluster = {"num_workers": 4, "secs_per_microbatch": speeds, "clock": "virtual"}
@@ -66,27 +51,11 @@ def test_adaptive_quotas_of_workers_of_unequal_speed_give_the_same(float64):
     assert products[-1][0] > products[-1][-1]  # the fast one does more, in held batches too
 
 
-@pytest.mark.parametrize("size", [4, 16])  # microbatches of 2 examples, as elsewhere, have none
-def test_padding_changes_nothing(float64, size):
-    compared("reverse", microbatch_size=size, local="fused", quota="equal", steps=1)
+def test_padding_changes_nothing(float64):
+    compared("reverse", microbatch_size=16, workers=8, local="stepped", quota="equal", steps=1)
 
 
-@pytest.mark.slow
-def test_permuted_examples_give_the_same(float64):
-    of_upper, of_lower = problems.sources()
-    order = np.random.default_rng(5).permutation(problems.NUM_LOWER)
-    permuted = {name: values[order] for name, values in of_lower.items()}
-    problem, x, y, estimator = problems.given("value_gap")
-    found, *_ = problems.in_rounds(problem, x, y, estimator, TX, 2, local="fused")
-    x = {**x, "weight": PerExample(x["weight"].values[order])}
-    other, *_ = problems.in_rounds(
-        problem, x, y, estimator, TX, 2, sets=(of_upper, permuted), local="fused"
-    )
-    assert problems.distance(found["weight"].values[order], other["weight"].values) < LIMIT
-    assert problems.distance(found["ridge"], other["ridge"]) < LIMIT
-
-
-@pytest.mark.parametrize("name", ["value_gap", "cg", "reverse"])
+@pytest.mark.parametrize("name", ["value_gap", "cg"])
 def test_small_batches_are_those_of_the_order(float64, name):
     """As the package alone, given the batches that the rounds did; ratio by their own weights."""
     _, x, y, estimator = problems.given(name)
@@ -103,8 +72,8 @@ def test_small_batches_are_those_of_the_order(float64, name):
     assert problems.distance(problems.moved(x, expected), problems.moved(x, got)) < LIMIT
 
 
-@pytest.mark.parametrize("name", ["cg", "value_gap"])
-def test_private_shards_give_what_one_device_gives(float64, name):
+def test_private_shards_give_what_one_device_gives(float64):
+    name = "cg"
     problem, x, y, estimator = problems.given(name)
     expected, *_ = alone(name, 1)
     fields = {

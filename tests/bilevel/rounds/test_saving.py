@@ -2,7 +2,6 @@
 
 import time
 
-import numpy as np
 import pytest
 
 from hetjax.records import keeper
@@ -29,30 +28,6 @@ def test_a_finished_run_is_written_over_by_the_same_call_alone(tmp_path):
     assert same(fit(**options), first)
     with pytest.raises(ValueError, match="fit_bilevel: resume is 'yes'; allowed are True"):
         fit(**options, resume="yes")
-
-
-def test_an_evaluation_that_is_not_finite_is_told_once(tmp_path, capsys):
-    of_upper, _ = problems.sources()
-
-    def metrics(y, batch):
-        return {"error": batch["targets"] * np.nan}
-
-    options = {"eval_source": of_upper, "metrics_fn": metrics, "workdir": tmp_path}
-    result = fit(steps=2, **options)
-    assert capsys.readouterr().err.count("evaluated after 1 outer steps: test_error nan") == 1
-    assert "test error not finite" in " ".join(repr(result).split())
-    report = (tmp_path / "report.html").read_text()
-    assert "test error was not finite at 2 of 2 evaluations" in report
-
-
-def test_a_level_whose_source_changes_is_told_of_once(capsys):
-    _, of_lower = problems.sources()
-
-    def disturb(report):
-        of_lower["targets"] += 1
-
-    fit(steps=3, lower_source=of_lower, callbacks=[disturb])
-    assert capsys.readouterr().err.count("the source (ArraySource) changes while it is used") == 1
 
 
 def test_a_save_that_is_due_is_done_once(tmp_path, monkeypatch):
