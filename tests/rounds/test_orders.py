@@ -19,8 +19,8 @@ from tests.rounds.order_reference import WORKERS, example_gradients, private_sha
 @pytest.mark.parametrize(
     ("method", "block_pairs", "local", "sharing"),
     [
-        ("d_grab", 2, "stepped", "shared"),
-        ("d_grab", 2, "fused", "private"),
+        ("d_grab", 2, "stepped", "private"),
+        ("d_grab", 2, "fused", "shared"),
         ("d_grab", 16, "virtual", "shared"),
         ("d_grab_exact", 1, "stepped", "private"),
         ("d_grab_exact", 1, "virtual", "shared"),
