@@ -73,7 +73,7 @@ def use_cpu_workers(num_workers: int) -> None:
         if len(jax.devices("cpu")) < num_workers:
             raise ValueError(
                 f"use_cpu_workers({num_workers}): JAX already runs with {len(jax.devices('cpu'))} "
-                f"CPU device(s); call it first (notebook: restart), or take local='virtual'"
+                "CPU device(s); call it first (notebook: restart), or take local='virtual'"
             ) from None
 
 
@@ -151,7 +151,7 @@ def devices_of(platforms: Sequence[str], num_workers: int) -> list[jax.Device]:
     if jax.process_count() > 1:
         raise ValueError(
             f"cluster.platforms: got {tuple(platforms)} in one of {jax.process_count()} processes; "
-            f"start one"
+            "start one"
         )
     of_each = [_devices_on(platform) for platform in platforms]
     devices = [device for some in of_each for device in some]

@@ -134,7 +134,7 @@ def config_of_fields(
     if given:
         raise ValueError(
             f"fit: {', '.join(given)}: fields of the command line; give loss_fn, optimizer and "
-            f"source"
+            "source"
         )
     objects, lines = {}, []
     for group in kinds.KINDS:
@@ -227,7 +227,7 @@ def cluster_fields(given: Any, *, workers: int | None) -> Any:
         if type(given) is not emulate.EmulatedCluster:
             raise ValueError(
                 f"cluster: got a {type(given).__name__}, whose functions a run would not call; "
-                f"give a hetjax.cluster.emulate.EmulatedCluster itself"
+                "give a hetjax.cluster.emulate.EmulatedCluster itself"
             )
         names = ("secs_per_microbatch", "overhead_secs", "delay", "delay_cv", "delay_per", "seed")
         changes = [dataclasses.asdict(change) for change in given.changes]

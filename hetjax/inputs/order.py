@@ -44,7 +44,7 @@ def make(
     if changes_state and observer is not None:
         raise ValueError(
             f"ordering.method: {kinds.name_of('ordering', method)!r} needs each example's "
-            f"gradient; the model's state (batch statistics?) is of all: take 'random_reshuffling'"
+            "gradient; the model's state (batch statistics?) is of all: take 'random_reshuffling'"
         )
     if changes_state or isinstance(loss_fn, batch_loss.BatchLoss):
         return None  # that they see each other is meant

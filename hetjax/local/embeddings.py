@@ -251,7 +251,7 @@ def _check_mask(loss: Callable, params: types.PyTree, like: types.PyTree) -> Non
     if not np.isclose(values[0], values[1], rtol=1e-3, atol=1e-5, equal_nan=True):
         raise ValueError(
             f"batch_loss: loss is {values[0]:.6g}, and {values[1]:.6g} with other rows where mask "
-            f"is 0; leave those out, as by jnp.where(mask > 0, scores, -jnp.inf)"
+            "is 0; leave those out, as by jnp.where(mask > 0, scores, -jnp.inf)"
         )
 
 

@@ -168,7 +168,7 @@ def check_metrics(rule: LocalRule, metrics: Sequence[str]) -> None:
     if missing:
         raise ValueError(
             f"rule: loss_fn returns the metrics {', '.join(missing)}, and the rule's metrics lack "
-            f"them"
+            "them"
         )
 
 

@@ -226,14 +226,14 @@ def _check_more(
     if more_rules and observer is not None:
         raise ValueError(
             f"rules: {', '.join(more_rules)} find no signs of examples, which the order needs: "
-            f"take one without, such as ordering='random_reshuffling'"
+            "take one without, such as ordering='random_reshuffling'"
         )
     for kind, rule in more_rules.items():
         rules.check(rule)
         if rule.keeps_worker:
             raise ValueError(
                 f"rules: {kind!r} keeps something for each worker; only the run's own rule (rule=) "
-                f"may"
+                "may"
             )
 
 

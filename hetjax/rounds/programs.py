@@ -92,7 +92,7 @@ class Maker:
             f"them. This run has the {methods.reducer.name}, the order "
             f"{parts_lib.named(methods.order)}, examples weighted by {weighted}, sums in "
             f"{', '.join(dtypes)}, {len(jax.tree.leaves(self.model.state))} arrays of a "
-            f"model's state, a rule that keeps "
+            "model's state, a rule that keeps "
             f"{'something' if rule.keeps_worker else 'nothing'}. Or start one process, "
             "whose workers local='virtual' plays"
         )

@@ -93,7 +93,7 @@ def newest(
     if others:
         raise ValueError(
             f"restore: this run's solution of {others[0]!r} is not the checkpoint's; make it by "
-            f"Run(..., solved=lambda: hetjax.records.keeper.kept_solutions(workdir))"
+            "Run(..., solved=lambda: hetjax.records.keeper.kept_solutions(workdir))"
         )
     return saved
 

@@ -263,7 +263,7 @@ class Report:
             self.check()  # or the loss's own were no numbers
             raise ValueError(
                 f"{reducer.name}: it made NaN of finite sums; its collective and array must return "
-                f"finite ones"
+                "finite ones"
             )
 
     def _read(self) -> types.RoundReport:

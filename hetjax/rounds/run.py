@@ -289,8 +289,8 @@ class Run(engine.Engine):
                 if jax.tree.leaves(plan.given) or plan.signed != state.signed:
                     carried = own.begin(train.params, train.kept, plan.given)
                 given, work, asked = self.compute(now, train, train.params, carried, **options)
-                with self.waiting:
-                    sums = own.sync.call(*given)
+                with self.waiting:  # it begins the next round, which is given what this one was
+                    sums = own.sync.call(*given[:-1], plan.given)
                 executed = engine.executed(plan, work, sums, given, asked)
             if first is not None:
                 executed = executed._replace(plan=plan, work=_both(first, executed.work))

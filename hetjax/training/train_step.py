@@ -178,7 +178,7 @@ def _observer_of(
         return None
     if not (microbatch_size and max_microbatches):
         raise ValueError(
-            f"make_train_step: microbatch_size and max_microbatches are needed by the ordering "
+            "make_train_step: microbatch_size and max_microbatches are needed by the ordering "
             f"{kinds.name_of('ordering', order)!r}"
         )
     return order.observer(ordering_lib.Sizes(num_workers, microbatch_size, max_microbatches))
