@@ -284,7 +284,7 @@ def own_workers(num_workers: int, local: str, member: membership.Member | None) 
     if local == "virtual":
         if member is not None:
             raise ValueError(
-                "local: 'virtual' plays all workers in one process; this run has "
+                f"local: 'virtual' plays all workers in one process; this run has "
                 f"{member.num_processes}"
             )
         return 1
