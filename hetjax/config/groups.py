@@ -152,7 +152,10 @@ class ExperimentConfig:
     local: Annotated[
         str, choice("stepped", "fused", "virtual", says="who calls the workers' function")
     ] = "stepped"
-    dispatch_depth: Annotated[int, integer(at_least=1, says="microbatches that a device has")] = 1
+    dispatch_depth: Annotated[
+        int,
+        integer(says="microbatches that a device has; 0: 2 on accelerators without a gate, or 1"),
+    ] = 0
     replay: Annotated[str, text(may_be_empty=True, says="metrics.jsonl with the quotas")] = ""
     nonfinite: Annotated[
         str, choice("stop", "skip", says="at a loss or gradient that is not finite")

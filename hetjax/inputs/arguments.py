@@ -174,7 +174,7 @@ def on_devices(config: Any, *, is_asked_for: bool = False) -> Any:
             f"hetjax.use_cpu_workers({num_workers}) before JAX is first used (where JAX finds a "
             "GPU, set JAX_PLATFORMS=cpu, too); on GPUs take no more workers than there are."
         )
-        fields = {"local": "virtual", "dispatch_depth": 1}  # `virtual` has no other depth
+        fields = {"local": "virtual", "dispatch_depth": 0}  # `virtual` has no other depth
         has = {name: value for name, value in fields.items() if hasattr(config, name)}
         return dataclasses.replace(config, **has)
     if platform != "cpu" and num_workers < on_cpus:

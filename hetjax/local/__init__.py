@@ -2,5 +2,5 @@
 
 `rules` says what a local rule is, `gradients` is the default one, `contract` checks what a rule
 returns. `stepped` runs it from a host thread for each worker, `fused` in one program, `virtual` on
-one device. `calls`, `jitted` and `packing` are the programs of a worker.
+one device; `clocks` are the workers'. `calls`, `jitted` and `packing` are the programs of a worker.
 """

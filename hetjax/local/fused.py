@@ -20,7 +20,7 @@ from hetjax import mesh as mesh_lib
 from hetjax import trees, types
 from hetjax.data import feed as feed_lib
 from hetjax.data import stream
-from hetjax.local import calls, jitted, rules, stepped
+from hetjax.local import calls, clocks, jitted, rules, stepped
 from hetjax.processes import waits
 
 
@@ -99,7 +99,7 @@ class Fused:
         feed: feed_lib.Feed,
         mesh: Mesh,
         *,
-        clock: stepped.WorkerClock,
+        clock: clocks.WorkerClock,
         max_microbatches: int,
     ) -> None:
         self._feed, self._mesh, self._clock = feed, mesh, clock
@@ -126,7 +126,7 @@ class Fused:
         carried: types.Carried,
         rngs: Sequence[jax.Array],
         meanwhile: Callable[[], None] = lambda: None,
-    ) -> tuple[types.Contribution, types.Work]:
+    ) -> tuple[types.Contribution, Callable[[], types.Work]]:
         round_index, assigned, limits, _ = plan  # there is no gate
         microbatches = jax.block_until_ready(self._load(assigned))
         with waits.Wait("synchronise"):
@@ -149,13 +149,14 @@ class Fused:
         if jax.tree.leaves(signs):  # cut on the host: on the device each quota would compile
             of_workers = mesh_lib.worker_rows(signs)
             example_signs = [np.asarray(s)[0, :n] for s, n in zip(of_workers, counts, strict=True)]
-        return contributed, types.Work(
+        work = types.Work(
             microbatches_done=counts,
             first_secs=np.full(len(counts), np.nan),
             compute_secs=np.asarray(compute_secs),
             overruns=np.asarray(overruns),
             example_signs=example_signs,
         )
+        return contributed, lambda: work
 
     def _wait(
         self, round_index: int | None, start: float, worker: int, part: jax.Array, count: int

@@ -5,7 +5,6 @@ the quota says. A quota never compiles anything, and each worker's compute is ti
 `virtual.py` and `fused.py` hold the two other ways.
 """
 
-import collections
 import concurrent.futures
 import functools
 import threading
@@ -19,13 +18,14 @@ from jax.sharding import Mesh
 
 from hetjax import debugging, starting, types
 from hetjax import mesh as mesh_lib
-from hetjax.cluster import emulate
 from hetjax.data import feed as feed_lib
 from hetjax.data import stream
 from hetjax.gates import gate as gate_lib
-from hetjax.local import calls, rules
+from hetjax.local import calls, clocks, rules
 from hetjax.processes import beacons as beacons_lib
-from hetjax.processes import waits
+
+_Measured = tuple[int, float, float, int, list]
+"""Of a worker: microbatches, seconds of the first and of all, overruns, signs of examples."""
 
 
 class LocalPlan(NamedTuple):
@@ -47,12 +47,16 @@ class LocalPhase(Protocol):
         carried: types.Carried,
         rngs: Sequence[jax.Array],
         meanwhile: Callable[[], None] = lambda: None,
-    ) -> tuple[types.Contribution, types.Work]:
+    ) -> tuple[types.Contribution, Callable[[], types.Work]]:
         """Runs at most `plan.limits[w]` microbatches of each worker; uses up `carried`.
 
         Leaves of `shared`, but those of `given`, and of what is contributed are `[W, ...]`;
         `carried` was begun with `given`. `rngs` holds the key of each own worker's pass, on its
         device; `meanwhile` is called while the workers compute.
+
+        Returns:
+            what they contribute, which the devices may not have computed yet; and what waits for
+            them and says what they did.
         """
 
     def close(self) -> None:
@@ -98,52 +102,18 @@ def warm_up_plan(num_workers: int, microbatch_size: int) -> stream.Assignment:
     return stream.Assignment(padding, np.arange(num_workers + 1), np.zeros(num_workers, int))
 
 
-class WorkerClock:
-    """The emulated clock of the workers; without a cluster, the real one.
-
-    Args:
-        cluster: the emulated speeds, if any; on the virtual clock by default 1 second a microbatch.
-        virtual: take times from the cluster instead of sleeping.
-        num_workers: W.
-        gate: closes the rounds of the virtual clock.
-        drop: what is in flight then is given up.
-    """
-
-    def __init__(
-        self,
-        cluster: emulate.EmulatedCluster | None,
-        *,
-        virtual: bool,
-        num_workers: int,
-        gate: gate_lib.Gate | None = None,
-        drop: bool = False,
-    ) -> None:
-        if cluster is None and virtual:
-            cluster = emulate.EmulatedCluster((1.0,) * num_workers)
-        self._cluster, self.virtual = cluster, virtual
-        self._gate, self._drop = gate, drop
-
-    def ends(self, round_index: int | None, worker: int, count: int) -> np.ndarray | None:
-        """f64[count]: seconds into the round at which each microbatch ends; None = real."""
-        if self._cluster is None or round_index is None:
-            return None
-        return self._cluster.microbatch_ends(round_index, worker, count)
-
-    def close(self, round_index: int, quotas: np.ndarray) -> gate_lib.Closing | None:
-        """How far the workers get in a round; None where their threads ask the gate themselves."""
-        if self._gate is None or self._cluster is None:
-            return None
-        ends = emulate.ends_of(self._cluster, round_index, quotas)
-        return gate_lib.close(self._gate, ends, quotas, drop=self._drop)
-
-
 class Stepped:
     """A host thread and a device for each worker (the default).
 
     A thread keeps `depth` microbatches in flight. It waits for the oldest before it begins another
     one, stamps its clock when that is done, and then tells the gate, or sleeps up to the emulated
     end. One worker needs no thread of its own: the calling one does the host's work once the first
-    microbatch is in flight.
+    microbatches are in flight.
+
+    With more than one in flight a device has its next work before it is done: the first
+    microbatches are dispatched before the last synchronisation is over, with which their time
+    begins, and the next one before the last microbatches are. Neither is so with a gate or with
+    emulated speeds, whose workers begin and end when the clock says.
 
     Args:
         steps: the local rule; jitted here, so it compiles once for each device.
@@ -171,7 +141,7 @@ class Stepped:
         *,
         devices: Sequence[jax.Device],
         workers: Sequence[int],
-        clock: WorkerClock,
+        clock: clocks.WorkerClock,
         gate: gate_lib.Live | None,
         beacons: beacons_lib.Beacons,
         begins: starting.Starting,
@@ -206,7 +176,7 @@ class Stepped:
         carried: types.Carried,
         rngs: Sequence[jax.Array],
         meanwhile: Callable[[], None] = lambda: None,
-    ) -> tuple[types.Contribution, types.Work]:
+    ) -> tuple[types.Contribution, Callable[[], types.Work]]:
         round_index, assigned, limits, may_close = plan
         of_workers = shared.params, shared.model_state, carried
         if self._mesh is None:
@@ -234,7 +204,7 @@ class Stepped:
                     int(assigned.passes[worker]),
                     rngs[index],
                     gate,
-                    host_work if self._is_alone else None,
+                    host_work if self._is_alone else clocks.nothing,
                 )
                 tasks.append(task)
                 if round_index is None and not index:  # the others load what it compiles
@@ -254,16 +224,21 @@ class Stepped:
             self._starts = 0
             self._all_started.acquire(blocking=False)
             raise
-        contributed, counts, first_secs, compute_secs, overruns, signs = zip(*done, strict=True)
-        return mesh_lib.join_rows(contributed, self._mesh), types.Work(
-            microbatches_done=np.asarray(counts),
-            first_secs=np.asarray(first_secs),
-            compute_secs=np.asarray(compute_secs),
-            overruns=np.asarray(overruns),
-            example_signs=stack_signs(signs, assigned.example_ids.shape[1])
-            if self._signed
-            else None,
-        )
+        contributed, measured = zip(*done, strict=True)
+
+        def work() -> types.Work:
+            of_workers = [each() for each in measured]
+            counts, first_secs, compute_secs, overruns, signs = zip(*of_workers, strict=True)
+            size = assigned.example_ids.shape[1]
+            return types.Work(
+                microbatches_done=np.asarray(counts),
+                first_secs=np.asarray(first_secs),
+                compute_secs=np.asarray(compute_secs),
+                overruns=np.asarray(overruns),
+                example_signs=stack_signs(signs, size) if self._signed else None,
+            )
+
+        return mesh_lib.join_rows(contributed, self._mesh), work
 
     def _work(
         self,
@@ -275,60 +250,56 @@ class Stepped:
         pass_index: int,
         rng: jax.Array,
         gate: gate_lib.Live | None,
-        host_work: Callable[[], None] | None,
-    ) -> tuple[types.Contribution, int, float, float, int, list]:
+        host_work: Callable[[], None],
+    ) -> tuple[types.Contribution, Callable[[], _Measured]]:
         ends = self._clock.ends(round_index, worker, len(rows))
-        deadlines = None if self._clock.virtual else ends
+        tell = None if gate is None else functools.partial(gate.finished, worker)
+        times = clocks.Times(shared, self._has_started, None if self._clock.virtual else ends, tell)
+        is_ahead = self._depth > 1 and times.are_own and len(rows) > 0
         signs: list[Any] = []
-        stamps: list[float] = []
-        in_flight: collections.deque[Any] = collections.deque()
-        overruns = 0
-
-        def wait_for_oldest() -> None:
-            nonlocal overruns
-            in_flight.popleft().block_until_ready()
-            if deadlines is not None:
-                wait = start + deadlines[len(stamps)] - time.perf_counter()
-                if wait > 0:
-                    time.sleep(wait)
-                else:
-                    overruns += 1
-            stamps.append(time.perf_counter() - start)
-            if gate is not None:
-                gate.finished(worker, len(stamps))
-
         try:
-            with waits.Wait("synchronise"):  # which is not this worker's compute
-                jax.block_until_ready(shared)
-        finally:
-            self._has_started()
-        self._beacons.at("loading", round_index, worker)
-        self._feed.wait(rows[:1], pass_index)  # nor is waiting for streamed data
-        start = time.perf_counter()
-        for position, example_ids in enumerate(rows):
-            is_open = gate is None or gate.is_open()
-            if self._stopping.is_set() or (position and not is_open):
-                break
+            if not is_ahead or all(leaf.is_ready() for leaf in jax.tree.leaves(shared)):
+                times.begin()
             self._beacons.at("loading", round_index, worker)
-            microbatch = self._read(worker, example_ids, pass_index)
-            self._beacons.at("computing", round_index, worker)
-            carried, example_signs, *mark = self._add(shared, carried, microbatch, rng)
-            in_flight.append(mark[0] if mark else jax.tree.leaves(carried)[-1])  # of one program
-            signs.append(example_signs)
-            if host_work is not None:
-                host_work()
-            while len(in_flight) >= self._depth or (in_flight and in_flight[0].is_ready()):
-                wait_for_oldest()
-        while in_flight:
-            wait_for_oldest()
-        self._beacons.at("waiting", round_index, worker)
-        if ends is not None and self._clock.virtual:
-            stamps = ends[: len(stamps)].tolist()
-        first, last = (stamps[0], stamps[-1]) if stamps else (np.nan, 0.0)
+            self._feed.wait(rows[:1], pass_index)  # which is not this worker's compute
+            times.start = time.perf_counter()
+            for position, example_ids in enumerate(rows):
+                is_open = gate is None or gate.is_open()
+                if self._stopping.is_set() or (position and not is_open):
+                    break
+                self._beacons.at("loading", round_index, worker)
+                microbatch = self._read(worker, example_ids, pass_index)
+                self._beacons.at("computing", round_index, worker)
+                carried, example_signs, *mark = self._add(shared, carried, microbatch, rng)
+                # All that a program returns is there at once.
+                times.in_flight.append(mark[0] if mark else jax.tree.leaves(carried)[-1])
+                signs.append(example_signs)
+                if len(times.in_flight) >= self._depth:
+                    times.begin()
+                    host_work()
+                times.wait(self._depth)
+        finally:
+            times.begin()
+
+        def measured() -> _Measured:
+            times.wait(1)
+            self._beacons.at("waiting", round_index, worker)
+            stamps = times.stamps
+            if ends is not None and self._clock.virtual:
+                stamps = ends[: len(stamps)].tolist()
+            first, last = (stamps[0], stamps[-1]) if stamps else (np.nan, 0.0)
+            return len(stamps), first, last, times.overruns, signs
+
+        told: Callable[[], _Measured] = measured
+        if not is_ahead:
+            found = measured()
+            told = lambda: found  # noqa: E731
         contributed: Any = carried if self._finish is None else self._finish.call(shared, carried)
         if self._mesh is None:
             contributed = jax.device_put(contributed, self._devices[0])
-        return contributed, len(stamps), first, last, overruns, signs
+        if is_ahead and not self._is_alone:
+            told = self._threads.submit(measured).result
+        return contributed, told
 
     def _has_started(self) -> None:
         with self._lock:

@@ -11,7 +11,7 @@ import numpy as np
 from hetjax import debugging, trees, types
 from hetjax.data import feed as feed_lib
 from hetjax.data import stream
-from hetjax.local import jitted, rules, stepped
+from hetjax.local import clocks, jitted, rules, stepped
 
 
 class Virtual:
@@ -36,7 +36,7 @@ class Virtual:
         feed: feed_lib.Feed,
         num_workers: int,
         *,
-        clock: stepped.WorkerClock,
+        clock: clocks.WorkerClock,
         signed: bool = False,
         same_evidence: bool = False,
         replicas_equal: bool,
@@ -86,7 +86,7 @@ class Virtual:
         carried: types.Carried,
         rngs: Sequence[jax.Array],
         meanwhile: Callable[[], None] = lambda: None,
-    ) -> tuple[types.Contribution, types.Work]:
+    ) -> tuple[types.Contribution, Callable[[], types.Work]]:
         round_index, assigned, limits, _ = plan  # `limits` are what the gate leaves done
         if self._keys is None or self._keys[0] is not rngs:
             self._keys = rngs, jnp.stack(rngs)
@@ -128,13 +128,14 @@ class Virtual:
         ):  # nobody has added to it
             spread = functools.partial(jnp.repeat, repeats=self._num_workers, axis=0)
             carried = carried._replace(evidence=jax.tree.map(spread, carried.evidence))
-        return self._finish.call(shared, carried), types.Work(
+        work = types.Work(
             microbatches_done=np.asarray(limits),
             first_secs=first_secs,
             compute_secs=compute_secs,
             overruns=np.zeros(self._num_workers, np.int64),
             example_signs=example_signs,
         )
+        return self._finish.call(shared, carried), lambda: work
 
     def close(self) -> None:
         pass

@@ -14,7 +14,7 @@ from hetjax.config import experiment as config_lib
 from hetjax.config import kinds
 from hetjax.data import feeding
 from hetjax.inputs import order, replay, rule_identity
-from hetjax.local import embeddings, gradients, rules, stepped
+from hetjax.local import clocks, embeddings, gradients, rules
 from hetjax.losses import loss as losses_lib
 from hetjax.losses import stateful
 from hetjax.processes import beacons as beacons_lib
@@ -239,11 +239,11 @@ def _check_more(
 
 def _make_clock(
     config: config_lib.ExperimentConfig, gate: gates.Gate, cluster: emulate.EmulatedCluster | None
-) -> stepped.WorkerClock:
+) -> clocks.WorkerClock:
     """The workers' clock; a gate whose two forms disagree has no place on any."""
     gates.check(gate, config.cluster.num_workers, config.budget)
     virtual = config.local == "virtual" or config.cluster.clock == "virtual"
-    return stepped.WorkerClock(
+    return clocks.WorkerClock(
         cluster,
         virtual=virtual,
         num_workers=config.cluster.num_workers,

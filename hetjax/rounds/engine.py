@@ -280,7 +280,7 @@ class Engine:
         *,
         request: gathering.Request = gathering.Request.NOTHING,
         meanwhile: Callable[[], None] | None = None,
-    ) -> tuple[tuple[Any, ...], types.Work, gathering.Request]:
+    ) -> tuple[tuple[Any, ...], Callable[[], types.Work], gathering.Request]:
         """The local phase of a round, and what all processes tell each other of it.
 
         Args:
@@ -292,7 +292,8 @@ class Engine:
             meanwhile: called while the workers compute.
 
         Returns:
-            what the synchronisation takes; what all workers did; and what any process asked.
+            what the synchronisation takes; what waits for the workers and says what they did; and
+            what any process asked.
 
         Raises:
             NonFiniteError: a microbatch of the round before was not finite.
@@ -313,12 +314,19 @@ class Engine:
                 clock.last.check()
 
         rngs = self._pass_keys(plan.local.assigned.passes)
-        contributed, work = own.local.run(plan.local, shared, carried, rngs, once_begun)
-        clock.stamp("computed")
+        contributed, measured = own.local.run(plan.local, shared, carried, rngs, once_begun)
+
+        def here() -> types.Work:
+            work = measured()
+            clock.stamp("computed")
+            return work
+
         if plan.local.round_index is None:
             self.begins.detail("the synchronisation")
         metrics: types.SyncMetrics | tuple[()] = ()
+        done = here
         if setup.company.gather is not None:
+            work = here()
             own.sums.post(contributed)
             clock.stamp("posted")
             is_known = own.sums.meet_before and setup.host_is_own
@@ -327,11 +335,17 @@ class Engine:
             work, request, metrics = setup.company.gather(contributed, work, *told)
             clock.stamp("gathered")
             contributed = own.sums.total(contributed, work.host_secs)  # all have posted
-        if (closing := plan.closing) is not None:
-            work = work._replace(compute_secs=closing.compute_secs)
-        local_secs = work.compute_secs.max() if closing is None else closing.round_secs
+            done = lambda: work  # noqa: E731
+
+        def timed() -> types.Work:
+            work = done()
+            if (closing := plan.closing) is not None:
+                work = work._replace(compute_secs=closing.compute_secs)
+            local_secs = work.compute_secs.max() if closing is None else closing.round_secs
+            return work._replace(local_secs=float(local_secs))
+
         given = kept, contributed, setup.shares, plan.active, metrics, plan.given
-        return given, work._replace(local_secs=float(local_secs)), request
+        return given, timed, request
 
     def settle(self) -> None:
         """Waits for the last update, which belongs to its round, and ends that round.
@@ -353,10 +367,10 @@ class Engine:
 
 def executed(
     plan: Plan,
-    work: types.Work,
+    work: Callable[[], types.Work],
     sums: sync.Synchronised,
     given: tuple[Any, ...],
     asked: gathering.Request,
 ) -> Executed:
-    """What came of a plan; `given` is what its synchronisation took."""
-    return Executed(plan, work, sums._replace(metrics=given[4] or sums.metrics), asked)
+    """What came of a plan, once its workers are done; `given` is what its synchronisation took."""
+    return Executed(plan, work(), sums._replace(metrics=given[4] or sums.metrics), asked)

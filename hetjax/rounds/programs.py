@@ -15,7 +15,7 @@ from hetjax import mesh as mesh_lib
 from hetjax import parts as parts_lib
 from hetjax.config import experiment as config_lib
 from hetjax.data import feed as feed_lib
-from hetjax.local import fused, jitted, rules, stepped
+from hetjax.local import clocks, fused, jitted, rules, stepped
 from hetjax.local.virtual import Virtual
 from hetjax.processes import board as board_lib
 from hetjax.processes import meeting as meeting_lib
@@ -30,7 +30,7 @@ class Maker:
     config: config_lib.ExperimentConfig
     where: mesh_lib.Placement
     methods: setup_lib.Methods
-    clock: stepped.WorkerClock
+    clock: clocks.WorkerClock
     feed: feed_lib.Feed
     company: setup_lib.Company
     model: types.Model  # before the first round, without worker axis
@@ -190,7 +190,7 @@ def _make_local(
         beacons=common.company.beacons,
         begins=common.begins,
         signed=signed,
-        depth=config.dispatch_depth,
+        depth=config.dispatch_depth or (1 if gate or devices[0].platform == "cpu" else 2),
         finishes=finishes,
         eager=config.debug,
     )

@@ -79,6 +79,9 @@ class Report:
         self._epoch, self._began = setup.stream.epoch(executed.plan.rounds.stream), began
         self._work = executed.work
         self._metrics, self._step_norms = executed.sums.metrics, executed.sums.step
+        for leaf in jax.tree.leaves((self._metrics, self._step_norms)):
+            if isinstance(leaf, jax.Array):  # on its way to the host before anybody waits for it
+                leaf.copy_to_host_async()
         self.asked = executed.asked
         self._settle, self._state_of = settle, state_of
         self._examples, self._examples_processed = examples, examples_processed

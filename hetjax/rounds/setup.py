@@ -19,7 +19,7 @@ from hetjax.config import experiment as config_lib
 from hetjax.data import feed as feed_lib
 from hetjax.data import stream as stream_lib
 from hetjax.inputs import replay
-from hetjax.local import embeddings, jitted, rules, stepped
+from hetjax.local import clocks, embeddings, jitted, rules, stepped
 from hetjax.losses import loss as losses_lib
 from hetjax.losses import stateful
 from hetjax.processes import beacons as beacons_lib
@@ -46,7 +46,7 @@ class Methods:
 class Speeds:
     """By which clock the workers are timed, and what is known of them before."""
 
-    clock: stepped.WorkerClock
+    clock: clocks.WorkerClock
     cluster: emulate.EmulatedCluster | None  # who is present when
     emulated: bool  # the cluster's speeds are those of this run
     trace: list[replay.TracedRound] | None  # that is replayed
