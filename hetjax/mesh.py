@@ -281,9 +281,7 @@ def join_rows(rows: Sequence[types.PyTree], mesh: Mesh | None) -> types.PyTree:
 
 def own_row(tree: types.PyTree) -> types.PyTree:
     """The row of this process's first worker, leaves without worker axis, where they lie."""
+    return _first_row(jax.tree.map(lambda leaf: leaf.addressable_data(0), tree))
 
-    def take(leaf: jax.Array) -> jax.Array:
-        one_shard = len(leaf.addressable_shards) == 1 and leaf.is_fully_addressable
-        return leaf[0] if one_shard else leaf.addressable_data(0)[0]
 
-    return jax.tree.map(take, tree)
+_first_row = jax.jit(functools.partial(jax.tree.map, lambda leaf: leaf[0]))

@@ -1,12 +1,16 @@
 """The few operations on pytrees that optax and jax lack."""
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from hetjax import types
+
+_SMALL = 1024  # numbers of a leaf
 
 
 def first_row(tree: types.PyTree) -> types.PyTree:
@@ -35,16 +39,30 @@ def select(condition: jax.Array, on_true: types.PyTree, on_false: types.PyTree) 
 def all_finite(tree: types.PyTree) -> jax.Array:
     """Whether no leaf of numbers holds a NaN or an infinity: bool[].
 
-    It looks at the sum of each leaf, which either of them spoils. On CPU that takes a third of the
-    time of looking at each number. So numbers whose sum overflows count as infinite.
+    It looks at their sum, which either of them spoils. On CPU that takes a third of the time of
+    looking at each number. So numbers whose sum overflows count as infinite.
     """
-    leaves = [x for x in map(jnp.asarray, jax.tree.leaves(tree)) if _may_be_infinite(x)]
-    wide = [x.astype(wider(x.dtype, jnp.float32)) for x in leaves]
-    return jnp.all(jnp.stack([jnp.isfinite(jnp.sum(x)) for x in wide] or [jnp.bool_(True)]))
+    arrays = map(jnp.asarray, jax.tree.leaves(tree))
+    leaves = [x for x in arrays if jax.dtypes.issubdtype(x.dtype, jnp.inexact)]
+    return jnp.isfinite(total(leaves)) if leaves else jnp.bool_(True)
 
 
-def _may_be_infinite(leaf: jax.Array) -> bool:
-    return jax.dtypes.issubdtype(leaf.dtype, jnp.inexact)
+def total(leaves: list[jax.Array], of: Callable = lambda x: x) -> jax.Array:
+    """The sum of what `of` makes of each number, in float32 or wider.
+
+    Small leaves are joined first: a sum is two or three kernels on CPU, and XLA's compiler takes
+    15 ms for each.
+
+    Example:
+        >>> total([jnp.ones(3), jnp.ones((2, 1000))], jnp.square).item()
+        2003.0
+    """
+    dtype = wider(jnp.float32, *(leaf.dtype for leaf in leaves))
+    wide = [leaf.astype(dtype) for leaf in leaves]
+    small = [leaf.reshape(-1) for leaf in wide if leaf.size <= _SMALL]
+    large = [jnp.sum(of(leaf))[None] for leaf in wide if leaf.size > _SMALL]
+    joined = [of(jnp.concatenate(small))] if small else []
+    return jnp.sum(jax.lax.optimization_barrier(jnp.concatenate(joined + large)))
 
 
 def wider(*dtypes: Any) -> Any:
@@ -53,9 +71,16 @@ def wider(*dtypes: Any) -> Any:
         return functools.reduce(jnp.promote_types, dtypes)
 
 
+def wide(leaf: jax.Array) -> jax.Array:
+    """In float32 or wider."""
+    return leaf.astype(wider(leaf.dtype, jnp.float32))
+
+
 def accumulator_zeros(tree: types.PyTree) -> types.PyTree:
-    """Zeros to sum `tree`-shaped terms in: float32, or the leaf's own dtype if wider."""
-    return jax.tree.map(
-        lambda x: jnp.zeros(jnp.shape(x), wider(jnp.result_type(x), jnp.float32)),
-        tree,
-    )
+    """Zeros to sum `tree`-shaped terms in: float32, or the leaf's own dtype if wider; on the host,
+    where they take no memory, so that a program that packs them has them packed already."""
+
+    def zeros(x: Any) -> np.ndarray:
+        return np.broadcast_to(wider(jnp.result_type(x), jnp.float32).type(0), jnp.shape(x))
+
+    return jax.tree.map(zeros, tree)

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from hetjax import debugging, parts, trees, types
 from hetjax.local import rules
@@ -182,11 +183,11 @@ def zeros(
 ) -> GradientSums:
     """Sums before the first microbatch."""
     scalar = trees.wider(*map(jnp.result_type, jax.tree.leaves(params)), jnp.float32)
-    loss_sum, weight_sum = jnp.zeros((), scalar), jnp.zeros((), scalar)
-    of_metrics = {name: (jnp.zeros((), scalar), jnp.zeros((), scalar)) for name in metrics}
+    zero: Any = np.zeros((), scalar)
+    of_metrics = dict.fromkeys(metrics, (zero, zero))
     of_weights = trees.accumulator_zeros(params) if weights_vary else ()
     sums = trees.accumulator_zeros(params)
-    return GradientSums(sums, loss_sum, weight_sum, of_metrics or (), of_weights)
+    return GradientSums(sums, zero, zero, of_metrics or (), of_weights)
 
 
 def rule_of(

@@ -64,8 +64,10 @@ def pack(tree: types.PyTree, *, row_axes: int = 1) -> Packed:
         row_axes: axes that the vectors keep; 0 for a tree without rows.
     """
     leaves, treedef = jax.tree.flatten(tree)
-    leaves = jax.lax.optimization_barrier(leaves)
-    parts: dict[str, list[jax.Array]] = {}
+    known = all(isinstance(leaf, np.ndarray) for leaf in leaves)  # then it is packed now
+    join = np.concatenate if known else jnp.concatenate
+    leaves = leaves if known else jax.lax.optimization_barrier(leaves)
+    parts: dict[str, list[Any]] = {}
     ends: dict[str, int] = {}
     alone, slots = [], []
     for leaf in leaves:
@@ -80,7 +82,7 @@ def pack(tree: types.PyTree, *, row_axes: int = 1) -> Packed:
         ends[name] = ends.get(name, 0) + size
         part = leaf.reshape((*leaf.shape[:row_axes], size))
         parts.setdefault(name, []).append(_as_type(part, name))
-    small = {name: jnp.concatenate(part, axis=row_axes) for name, part in parts.items()}
+    small = {name: join(part, axis=row_axes) for name, part in parts.items()}
     return Packed(alone, small, _contents(tuple(slots), treedef))
 
 

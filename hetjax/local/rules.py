@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from hetjax import parts, trees, types
 from hetjax.local import contract
@@ -221,14 +222,14 @@ def _begin(
     begun = contract.begun(rule.begin, rule.begin(shared, worker), kept)
     worker, sums = jax.tree.map(_strong, begun)
     evidence = () if observer is None else observer.begin_round(memory)
-    zero = jnp.zeros((), jnp.int32)
+    zero: Any = np.zeros((), np.int32)
     return types.Carried(worker, sums, evidence, types.Tally(zero, zero, zero - 1))
 
 
 def _strong(leaf: Any) -> jax.Array:
     """As an array whose type is its own, not one that gives way to others."""
-    leaf = jnp.asarray(leaf)
-    return leaf.astype(leaf.dtype)
+    leaf = leaf if isinstance(leaf, np.ndarray) else jnp.asarray(leaf)
+    return leaf.astype(jnp.result_type(leaf), copy=False)
 
 
 def _add(

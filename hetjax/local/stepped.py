@@ -76,7 +76,7 @@ class PassKeys:
         self, rng: jax.Array, devices: Sequence[jax.Device], workers: Sequence[int]
     ) -> None:
         self._rng, self._devices, self._workers = rng, devices, workers
-        self._fold_in = debugging.compiled(jax.jit(jax.random.fold_in))
+        self._fold_in = debugging.compiled(jax.random.fold_in)  # which models compile, too
         self._passes: np.ndarray | None = None
         self._keys: list[jax.Array] = []
 
@@ -86,13 +86,8 @@ class PassKeys:
             self._passes = passes
             own = passes[self._workers].tolist()
             keys = {each: self._fold_in(self._rng, np.uint32(each)) for each in set(own)}
-            devices = [self._devices[worker] for worker in self._workers]
-            self._keys = [
-                keys[each]
-                if keys[each].devices() == {device}
-                else jax.device_put(keys[each], device)
-                for each, device in zip(own, devices, strict=True)
-            ]
+            placed = zip(own, [self._devices[worker] for worker in self._workers], strict=True)
+            self._keys = [jax.device_put(keys[each], device) for each, device in placed]
         return self._keys
 
 

@@ -96,13 +96,11 @@ class Run(engine.Engine):
         """
         setup = self.setup
         begun = setup.begun if train is None else resume.from_train(train, setup)
-        state = RunState(
-            begun, self._carried(begun, given), setup.methods.observer is not None, self.begin()
-        )
-        if setup_lib.MAIN in self.warm:
-            return state
-        with self.begins.stage("compiling"):
-            return warm_up.of_run(self, self._execute, state, setup_lib.MAIN, given)
+        state = RunState(begun, (), setup.methods.observer is not None, self.begin())
+        if setup_lib.MAIN not in self.warm:
+            with self.begins.stage("compiling"):
+                state = warm_up.of_run(self, self._execute, state, setup_lib.MAIN, given)
+        return state if state.carried else state._replace(carried=self._carried(begun, given))
 
     def _carried(self, train: types.TrainState, given: types.PyTree) -> Any:
         """Into the next round that updates; () where none does."""

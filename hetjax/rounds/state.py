@@ -118,11 +118,8 @@ def _everywhere(function: Callable, mesh: Mesh) -> Callable:
 
 
 def _mean_and_distance(params: types.PyTree) -> tuple[types.PyTree, jax.Array, jax.Array]:
-    def wide(leaf: jax.Array) -> jax.Array:
-        return leaf.astype(trees.wider(leaf.dtype, jnp.float32))
-
-    mean = jax.tree.map(lambda x: jnp.mean(wide(x), axis=0), params)
-    squares = jax.tree.map(lambda x, m: jnp.sum(jnp.square(wide(x) - m[None])), params, mean)
+    mean = jax.tree.map(lambda x: jnp.mean(trees.wide(x), axis=0), params)
+    squares = jax.tree.map(lambda x, m: jnp.sum(jnp.square(trees.wide(x) - m[None])), params, mean)
     num_workers = jax.tree.leaves(params)[0].shape[0]
     distance = jnp.sqrt(sum(jax.tree.leaves(squares)) / num_workers)
     norm = jnp.sqrt(sum(jnp.sum(jnp.square(m)) for m in jax.tree.leaves(mean)))

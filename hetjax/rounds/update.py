@@ -180,7 +180,7 @@ def _step(
     """How far one worker's update went; with gossip the mean over the workers that updated."""
     updated = jax.lax.optimization_barrier(updated)  # or the update is computed a second time
     grad_norm = _scale(reduced) * _norm(reduced.sums)
-    moved = jax.tree.map(lambda a, b: _wide(a) - _wide(b), updated, base)
+    moved = jax.tree.map(lambda a, b: trees.wide(a) - trees.wide(b), updated, base)
     step = types.UpdateSize(grad_norm, _norm(moved), _learning_rate(opt_state))
     if not gossips:
         return step
@@ -192,18 +192,7 @@ def _step(
 
 def _norm(tree: types.PyTree) -> jax.Array:
     """Of all numbers of the leaves, in float32 or wider."""
-    dtype = jnp.finfo(trees.wider(jnp.float32, *map(jnp.result_type, jax.tree.leaves(tree)))).dtype
-    squares = [jnp.sum(_square(leaf), dtype=dtype) for leaf in jax.tree.leaves(tree)]
-    return jnp.sqrt(sum(squares, jnp.zeros((), dtype)))
-
-
-def _square(leaf: jax.Array) -> jax.Array:
-    wide = _wide(leaf)
-    return jnp.square(jnp.abs(wide) if jnp.iscomplexobj(wide) else wide)
-
-
-def _wide(leaf: jax.Array) -> jax.Array:
-    return leaf.astype(trees.wider(leaf.dtype, jnp.float32))
+    return jnp.sqrt(trees.total(jax.tree.leaves(tree), lambda x: jnp.square(jnp.abs(x))))
 
 
 def _learning_rate(opt_state: types.PyTree) -> jax.Array:
@@ -213,4 +202,4 @@ def _learning_rate(opt_state: types.PyTree) -> jax.Array:
     if len(rates) != 1:  # none, or one for each group of parameters
         return jnp.full((), jnp.nan, jnp.float32)
     (rate,) = rates
-    return rate.astype(trees.wider(rate.dtype, jnp.float32))
+    return trees.wide(rate)

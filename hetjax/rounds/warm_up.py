@@ -13,7 +13,7 @@ import numpy as np
 
 from hetjax import mesh as mesh_lib
 from hetjax import types
-from hetjax.local import calls, rules
+from hetjax.local import calls
 from hetjax.processes import waits
 from hetjax.rounds import planning, run_state, sync
 from hetjax.rounds import setup as setup_lib
@@ -55,12 +55,10 @@ def _of_run(
             _touch_memory(setup)
         plan = planning.warm_up_plan(setup, state.rounds, kind=kind, signed=signed, given=given)
         own, train = plan.programs, state.train
-        if own.updates and signed != state.signed:
-            carried = own.begin(train.params, train.kept, given)
-            state = state._replace(carried=carried, signed=signed)
         if own.updates and not is_second:
-            others = setup.shares, plan.active, (), given
-            _compile_sync_ahead(own, train, train.params, state.carried, *others)
+            begun = train.params, train.kept, given
+            _compile_sync_ahead(own, train, begun, setup.shares, plan.active, (), given)
+            state = state._replace(carried=own.begin(*begun), signed=signed)
         executed = execute(state, plan)
         _wait(executed.sums)
         rounds = state.rounds._replace(generations=run_state.Generations(run), generation=0)
@@ -93,9 +91,8 @@ def of_sums(
         plan = planning.warm_up_plan(setup, fresh, kind=kind, signed=False, given=given)
         own = plan.programs
         if not is_second:
-            carried = own.begin(point, types.Kept(), given)
-            others = setup.shares, plan.active, (), given
-            _compile_sync_ahead(own, types.Kept(), point, carried, *others)
+            begun = point, types.Kept(), given
+            _compile_sync_ahead(own, types.Kept(), begun, setup.shares, plan.active, (), given)
         _wait(engine.add_up(plan, point, types.Kept()).sums)
     engine.warmed_up(kind, given)
 
@@ -112,41 +109,33 @@ def _wait(sums: sync.Synchronised) -> None:
         jax.block_until_ready((sums.state, sums.mean, sums.own))
 
 
-def _compile_sync_ahead(
-    own: setup_lib.Programs, before: Any, params: types.PyTree, carried: Any, *others: Any
-) -> None:
-    """Begins to compile the synchronisation, while `add` compiles.
+def _compile_sync_ahead(own: setup_lib.Programs, before: Any, begun: tuple, *others: Any) -> None:
+    """Begins to compile the synchronisation, before `begin` and beside `add`.
 
     Where each worker has a device of this process; in other places it is compiled when called.
 
     Args:
         own: the programs of the kind.
         before: what the synchronisation takes first.
-        params, carried: before the round, leaves `[W, ...]`.
+        begun: what `begin` takes: the parameters before the round, leaves `[W, ...]`.
         *others: what the synchronisation takes after what the workers contribute.
     """
-    leaf = jax.tree.leaves(params)[0]
-    if own.sums.meet_before or len(leaf.devices()) < leaf.shape[0]:
-        return
-    if not leaf.is_fully_addressable:
-        return
-    if not own.finishes_late:
-        carried = _contribution_shapes(own.steps, params, before.model_state, carried, others[-1])
-    own.sync.compile_ahead(before, carried, *others)
+    leaf = jax.tree.leaves(begun)[0]
+    is_here = leaf.is_fully_addressable and len(leaf.devices()) == leaf.shape[0]
+    if is_here and not own.sums.meet_before:
+        own.sync.compile_ahead(before, _contribution_shapes(own, *begun), *others)
 
 
 def _contribution_shapes(
-    steps: rules.LocalSteps,
-    params: types.PyTree,
-    model_state: types.PyTree,
-    carried: Any,
-    given: types.PyTree,
+    own: setup_lib.Programs, params: types.PyTree, kept: types.Kept, given: types.PyTree
 ) -> types.PyTree:
     """Of what all workers contribute, as the synchronisation takes it; `[W, ...]`."""
-    all_shared = types.Shared(params, model_state=model_state)
-    shared, own = jax.tree.map(_one_row, (all_shared, carried))
-    shared = shared._replace(given=given)
-    contributed = jax.eval_shape(functools.partial(calls.finish, steps), shared, own)
+    contributed = jax.eval_shape(own.begin, params, kept, given)
+    if not own.finishes_late:
+        all_shared = types.Shared(params, model_state=kept.model_state)
+        shared, carried = jax.tree.map(_one_row, (all_shared, contributed))
+        shared = shared._replace(given=given)
+        contributed = jax.eval_shape(functools.partial(calls.finish, own.steps), shared, carried)
     leaf = jax.tree.leaves(params)[0]
     all_rows = functools.partial(_all_rows, leaf.shape[0], leaf.sharding)
     return jax.tree.map(all_rows, contributed)

@@ -141,14 +141,14 @@ def gossiping(gossip: gossip_lib.Gossip, *, before_update: bool) -> Reduction:
 
     def collective(params: PyTree, active: jax.Array, axis_name: str) -> PyTree:
         def mix(vector: jax.Array) -> jax.Array:
-            wide = vector.astype(trees.wider(vector.dtype, jnp.float32))
+            wide = trees.wide(vector)
             return (wide + exchanged(wide, active, axis_name)).astype(vector.dtype)
 
         return _bucketed(mix, params)
 
     def array(params: PyTree, active: jax.Array) -> PyTree:
         def mix(leaf: jax.Array) -> jax.Array:
-            wide = leaf.astype(trees.wider(leaf.dtype, jnp.float32))
+            wide = trees.wide(leaf)
             flags = jnp.zeros(len(terms)) if not num_exchanges else active
             exact: Any = {"precision": jax.lax.Precision.HIGHEST}  # a GPU's default is TF32
             of_terms = flags.astype(wide.dtype), jnp.asarray(terms, wide.dtype)
