@@ -14,7 +14,7 @@ from typing import NoReturn
 
 from absl import flags
 
-from hetjax.config import fields, kinds
+from hetjax.config import fields
 from hetjax.zoo import config
 
 MISTAKE = 2
@@ -63,12 +63,8 @@ def print_help(program: str, *more: str, flag_values: flags.FlagValues = flags.F
 
 def fields_help(prefix: str, of: type = config.ExperimentConfig) -> str:
     """A line or two for each field of a configuration, which is set by `PREFIXfield=value`."""
-    owners = {name: f"of {parts}: " for name, parts, *_ in kinds.rows()}
     lines = [
-        _line(
-            f"{prefix}{name}={default}",
-            "; ".join(filter(None, [owners.get(name, "") + says, allowed])),
-        )
+        _line(f"{prefix}{name}={default}", "; ".join(filter(None, [says, allowed])))
         for name, default, says, allowed in fields.rows(of)
     ]
     title = f"Fields of the configuration, {prefix}FIELD=VALUE, with their defaults:"

@@ -186,10 +186,13 @@ def _of_other_parts(loaded: ml_collections.ConfigDict, given: Mapping[str, Any])
     In a file they are no mistake: it may hold what several arms of a comparison need.
     """
     yield from _of_other_data(str(given.get("data.name", loaded.data.name)), given)
+    groups = fields.declared(config.ExperimentConfig)
     for group, kind in kinds.KINDS.items():
+        own = fields.declared(groups[group])
         name = given.get(f"{group}.{kind.key}", loaded[group][kind.key])
-        mine = [field for field in sorted(given) if field.startswith(f"{group}.")]
-        yield from kinds.of_other_parts(group, name, [f.removeprefix(f"{group}.") for f in mine])
+        mine = [n.removeprefix(f"{group}.") for n in sorted(given) if n.startswith(f"{group}.")]
+        mine = [option for option in mine if option not in own]
+        yield from kinds.wrong_options(group, name, mine, own=own)
 
 
 def _of_other_data(name: str, given: Mapping[str, Any]) -> Iterator[str]:

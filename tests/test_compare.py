@@ -50,7 +50,8 @@ def test_arms_are_files_with_fields_and_are_named_by_them():
     ("texts", "message"),
     [
         ([FILE], "fewer than two arms"),
-        ([FILE, f"{FILE} gate.triger=first"], "gate.triger, behind .*no such field"),
+        ([FILE, f"{FILE} epoch=3"], "epoch: there is no such field. Did you mean 'epochs'?"),
+        ([FILE, f"{FILE} gate.triger=first"], "gate.triger: .* Did you mean 'gate.trigger'?"),
         ([FILE, FILE], "the same"),
         (
             [FILE, f"{FILE} rule.name=tests.test_compare:without_loss"],

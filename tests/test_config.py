@@ -8,14 +8,16 @@ import dataclasses
 import json
 import pathlib
 import re
+from typing import Annotated
 
 import hypothesis
 import ml_collections
 import pytest
 from hypothesis import strategies as st
 
+from hetjax import parts, quota
 from hetjax.cluster import emulate
-from hetjax.config import fields
+from hetjax.config import fields, kinds, recorded
 from hetjax.zoo import config
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -67,6 +69,7 @@ FIELD_ERRORS = [
         "got 1, must be a finite number of at least 0 and below 1.",
     ),
     (nested(optimizer__nesterov=1), "optimizer.nesterov: got 1, must be true or false."),
+    (nested(quota__arguments=3), "quota.arguments: got 3, must be a dict of the options of a"),
     (nested(cluster__changes=3), "cluster.changes: got 3, must be a tuple of dicts with keys"),
     (nested(cluster__changes=[3]), "(entry 0 is 3), must be a tuple of dicts"),
     (
@@ -138,6 +141,18 @@ CONTRADICTIONS = [
         nested(gate__trigger="quorum"),
         "gate.quorum: got 0, must be from 1 to budget",
     ),
+    (
+        nested(quota__policy="dead_band", quota__band="wide", quota__min_gain=-1),
+        "quota.band: got 'wide', must be a finite number",
+    ),
+    (
+        nested(quota__min_gian=0.1),
+        "quota.min_gian: policy='adaptive' has no such option. Did you mean 'quota.min_gain'?",
+    ),
+    (
+        nested(quota__max_microbatch=1),
+        "policy='adaptive' has no such option. Did you mean 'quota.max_microbatches'?",
+    ),
     (nested(gate__trigger="deadline"), "gate.deadline_secs: got 0.0, must be above 0."),
     (
         nested(gate__trigger="first", local="fused"),
@@ -162,6 +177,7 @@ def test_several_wrong_fields_have_a_line_each():
 FULL = nested(
     budget=24,
     model__hidden=[64, 32],
+    quota__policy="static",
     quota__proportions=[4, 3, 2, 1],
     cluster__secs_per_microbatch=SPEEDS,
     cluster__overhead_secs=[0.0, 0.25, 0, 1],
@@ -173,7 +189,7 @@ def test_the_frozen_form_has_tuples_floats_and_records():
     experiment = config.validate(FULL)
     assert experiment.model.hidden == (64, 32)
     assert experiment.cluster.overhead_secs == (0.0, 0.25, 0.0, 1.0)
-    assert all(type(share) is float for share in experiment.quota.proportions)
+    assert all(type(share) is float for share in dict(experiment.quota.arguments)["proportions"])
     assert experiment.cluster.changes[0] == emulate.Change(round=3, worker=2, present=False)
     hash(experiment)
     with pytest.raises(dataclasses.FrozenInstanceError):
@@ -186,6 +202,71 @@ def test_json_round_trips_exactly(tmp_path):
     path.write_text(json.dumps(config.to_dict(experiment)))
     assert config.from_json(path) == experiment
     assert config.validate(config.load(path)) == experiment
+
+
+def test_a_recorded_group_has_the_options_of_the_chosen_part_alone(tmp_path):
+    others = {"alarm": 3, "band": 0.5, "arguments": {}}  # as older versions recorded them
+    given = {"quota": {"policy": "static", "proportions": [4, 3, 2, 1], **others}}
+    written = config.to_dict(config.validate(given))
+    assert written["quota"] == {
+        "policy": "static",
+        "max_microbatches": 0,
+        "proportions": [4.0, 3.0, 2.0, 1.0],
+        "arguments": {},
+    }
+    older = {**written, "quota": {**written["quota"], **others}}
+    (tmp_path / "config.json").write_text(json.dumps(older))
+    recorded.check(tmp_path, written)
+    assert config.to_dict(config.from_json(tmp_path / "config.json")) == written
+    less = {**written, "gate": {"trigger": "quorum"}}
+    (tmp_path / "config.json").write_text(json.dumps(less))
+    with pytest.raises(ValueError, match=r"\(gate\.trigger: 'quorum' there, 'none' here\);"):
+        recorded.check(tmp_path, written)
+
+
+@parts.factory
+def with_names_of_fields(
+    *,
+    max_microbatches: Annotated[int, parts.integer(says="an option of the name of a field")] = 5,
+    gain: Annotated[float, parts.number(above=0.0, says="an option")] = 1.0,
+) -> quota.QuotaPolicy:
+    """A policy of a user's own, an option of which has the name of a field of the group."""
+    assert (max_microbatches, gain) == (7, 2.0)
+    return quota.equal()
+
+
+def test_an_option_is_known_from_a_field_of_its_name(tmp_path):
+    path = f"{__name__}:with_names_of_fields"
+    given = {"policy": path, "max_microbatches": 9, "arguments": {"max_microbatches": 7}, "gain": 2}
+    checked = config.validate({"quota": given})
+    assert (checked.quota.max_microbatches, dict(checked.quota.arguments)) == (
+        9,
+        {"max_microbatches": 7, "gain": 2.0},
+    )
+    (tmp_path / "config.json").write_text(json.dumps(config.to_dict(checked)))
+    assert config.validate(config.load(tmp_path / "config.json")) == checked
+    with pytest.raises(ValueError, match=r"quota\.gain: got -1, must be a finite number above 0"):
+        config.validate({"quota": {**given, "gain": -1}})
+
+
+@parts.factory
+def generous(
+    *, min_gain: Annotated[float, parts.number(at_least=2.0, says="another option")] = 3.0
+) -> quota.QuotaPolicy:
+    """A policy whose option has another default and range than that of `adaptive`."""
+    return quota.static((min_gain, 1, 1, 1))
+
+
+def test_parts_of_one_kind_may_state_an_option_differently(monkeypatch):
+    monkeypatch.setitem(quota.POLICIES, "generous", generous)
+    chosen = [config.validate({"quota": {"policy": p}}).quota for p in ("adaptive", "generous")]
+    first, other = (dict(group.arguments)["min_gain"] for group in chosen)
+    assert (first, other) == (quota.adaptive().made_by.arguments["min_gain"], 3.0)
+    stated = {owners: shown for name, owners, shown, *_ in kinds.rows() if name == "quota.min_gain"}
+    assert stated == {"adaptive": repr(first), "generous": "3.0"}
+    with pytest.raises(ValueError, match=r"quota\.min_gain: got 1\.5, must be .* of at least 2"):
+        config.validate({"quota": {"policy": "generous", "min_gain": 1.5}})
+    assert config.validate({"quota": {"policy": "adaptive", "min_gain": 0.5}})
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)

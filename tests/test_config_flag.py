@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ast
-import functools
 import json
 import pathlib
 
@@ -61,16 +59,29 @@ def test_overrides_work_the_same_on_both_kinds_of_file(path):
     )
     assert (experiment.epochs, experiment.budget, experiment.model.hidden) == (3, 24, (64,))
     assert (experiment.optimizer.learning_rate, experiment.optimizer.nesterov) == (1.0, True)
-    assert experiment.quota.proportions == (4.0, 3.0, 2.0, 1.0)
+    assert experiment.quota.arguments == (("proportions", (4.0, 3.0, 2.0, 1.0)),)
     assert experiment.cluster.overhead_secs == (0.1, 0.0, 0.0, 0.0)
     assert experiment.cluster.changes == (emulate.Change(round=3, worker=0, present=False),)
     assert experiment.cluster.secs_per_microbatch == (0.024, 0.032, 0.048, 0.096)
 
 
+def test_options_of_ones_own_part_are_given_by_name_or_together(tmp_path):
+    own = "--config.quota.policy=tests.own_parts.policy:one_at_a_time"
+    alone = run(f"--config={DIGITS}", own, "--config.quota.least=2")
+    together = run(f"--config={DIGITS}", own, "--config.quota.arguments={'least': 2}")
+    assert alone == together
+    assert alone.quota.arguments == (("least", 2),)
+    (tmp_path / "config.json").write_text(json.dumps(config.to_dict(alone)))
+    file = f"--config={tmp_path / 'config.json'}"
+    assert run(file, "--config.quota.least=3").quota.arguments == (("least", 3),)
+    other = run(file, "--config.quota.policy=equal", "--config.quota.arguments={}")
+    assert other.quota.arguments == ()
+
+
 MISTAKES = [
     (
         ["--config.quota.polcy=x"],
-        "quota.polcy: there is no such field. Did you mean 'quota.pol",
+        "quota.polcy: policy='adaptive' has no such option. Did you mean 'quota.policy'?",
     ),
     (["--config.=2.0"], "'': there is no such field. There are: seed, epochs, "),
     (["--config.budget=1e3"], "budget: got 1000.0, must be an integer of at least 1."),
@@ -99,12 +110,9 @@ def test_help_shows_every_field_with_its_default_and_ends_well(capsys):
         run("--help")
     assert ended.value.code == 0
     shown = capsys.readouterr().out
-    defaults = config.to_dict(config.validate({}))
-    for name in fields.leaf_names(config.ExperimentConfig):
-        value = functools.reduce(lambda values, key: values[key], name.split("."), defaults)
-        (line,) = [line for line in shown.splitlines() if line.startswith(f"  --config.{name}=")]
-        default = ast.literal_eval(line.partition("=")[2])
-        assert json.loads(json.dumps(dict(default) if value == {} else default)) == value, name
+    lines = shown.splitlines()
+    for name, option in fields.leaves(config.ExperimentConfig):
+        assert f"  --config.{name}={option.default!r}" in lines
     assert "passes over the data; an integer of at least 1" in shown
     assert "of dead_band: least relative change that is acted on; a finite number" in shown
     words = " ".join(shown.split())

@@ -99,7 +99,7 @@ def test_a_run_goes_on_with_its_own_parts_and_no_others(tmp_path):
     fit(workdir=tmp_path, callbacks=[stopping(2)], **own)
     written = json.loads((tmp_path / "config.json").read_text())
     assert written["ordering"]["method"] == "tests.own_parts.order:rotated"
-    assert written["ordering"]["arguments"] == {"by": 3}
+    assert written["ordering"]["by"] == 3
     assert written["reducer"]["name"] == "tests.own_parts.reducer:rounded_sum"
     for other in ({"ordering": order.rotated(by=4)}, {"reducer": "all_reduce"}):
         with pytest.raises(ValueError, match="belongs to another configuration"):

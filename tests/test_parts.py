@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 
 import hetjax
 from hetjax import parts, topology
-from hetjax.config import kinds
+from hetjax.config import experiment, kinds
 from hetjax.zoo import config
 from tests.own_parts import OWN
 
@@ -68,10 +68,11 @@ def test_an_option_says_its_default_range_and_what_it_is(kind):
 def test_no_option_is_left_out_of_the_configuration_or_the_table():
     fields = {field for field, *_ in kinds.rows()}
     for group, kind in kinds.KINDS.items():
-        for factory in kind.registry.values():
-            for name in inspect.signature(factory).parameters:
-                assert f"{group}.{name}" in fields
-                assert hasattr(getattr(config.ExperimentConfig(), group), name)
+        for part, factory in kind.registry.items():
+            names = inspect.signature(factory).parameters.keys()
+            assert {f"{group}.{name}" for name in names} <= fields
+            today = experiment.group_of_today(group, {kind.key: part})
+            assert names == today.keys() - {kind.key, "arguments", "max_microbatches", "in_flight"}
     assert (ROOT / "docs" / "parts.md").read_text() == kinds.document()
 
 

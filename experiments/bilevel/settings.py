@@ -1,7 +1,6 @@
 """The configuration of a bilevel run: fields, defaults, checks, and the file's form."""
 
 import dataclasses
-import json
 import math
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, TypeVar
@@ -10,6 +9,7 @@ import ml_collections
 
 from experiments import config_flag
 from hetjax.config import experiment, groups
+from hetjax.config.experiment import to_dict as to_dict
 from hetjax.parts.options import choice, integer, number, text
 from hetjax.zoo import config as zoo_config
 from hetjax.zoo import config_files
@@ -223,12 +223,13 @@ def validate_train(given: Mapping[str, Any] | ml_collections.ConfigDict) -> "Tra
     for name, num_examples in sizes.items():
         budget = getattr(config.sums, name) or math.ceil(num_examples / config.microbatch_size)
         try:
-            experiment.validate(of_rounds(config) | {"budget": budget})
+            checked = experiment.validate(of_rounds(config) | {"budget": budget})
         except ValueError as error:
             raise ValueError(
                 f"{error}\n(Here budget is sums.{name}, or all microbatches where that is 0.)"
             ) from error
-    return config
+    parts = {name: getattr(checked, name) for name in ("quota", "reducer", "gate")}
+    return dataclasses.replace(config, **parts)
 
 
 def of_rounds(config: "TrainConfig") -> dict[str, Any]:
@@ -277,11 +278,6 @@ def validate(
             "so that every record is of as many hypergradients."
         )
     return config
-
-
-def to_dict(config: CleaningConfig) -> dict[str, Any]:
-    """Nested dicts that JSON can hold."""
-    return json.loads(json.dumps(dataclasses.asdict(config)))
 
 
 def _of_other_problems(

@@ -88,7 +88,7 @@ class Task:
 
         The fields of the configuration that are not as by default, and what is measured.
         """
-        defaults = config_lib.to_dict(config_lib.ExperimentConfig())
+        defaults = config_lib.to_dict(config_lib.validate({}))
         found = _difference(config_lib.to_dict(self.experiment), defaults)
         return {"config": found, "every": self.every, "num_eval": self.num_eval}
 

@@ -1,6 +1,7 @@
 """What must hold between the fields of a configuration, each by itself already right.
 
-`resolve` makes the parts, which say what they need, and applies all rules.
+`resolve` makes the parts, which say what they need, and applies all rules. Their factories alone
+check their options.
 
 Every rule returns lines that name the fields, their values, what is allowed and how to mend it.
 Left to others: whether there are enough devices (needs jax), whether files and data sets exist.
@@ -8,24 +9,30 @@ Left to others: whether there are enough devices (needs jax), whether files and 
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from hetjax import ordering, topology
 from hetjax import parts as parts_lib
 from hetjax import quota as quota_lib
-from hetjax.config import groups, kinds
+from hetjax.config import fields, groups, kinds
+
+_Config = TypeVar("_Config", bound=groups.ExperimentConfig)
 
 
 def resolve(
-    experiment: groups.ExperimentConfig, given: Mapping[str, Any], *, more: Iterable[str] = ()
-) -> kinds.Parts:
+    experiment: _Config, given: Mapping[str, Any], *, more: Iterable[str] = ()
+) -> tuple[_Config, kinds.Parts]:
     """Makes the parts of a configuration that can be run.
 
     Args:
       experiment: the configuration.
       given: the parts that were given as objects, by group.
       more: lines about what else is wrong with it.
+
+    Returns:
+      the configuration with all options of these parts and of no others, and the parts.
 
     Raises:
       ValueError: it cannot be run; a line for each contradiction, behind `more`.
@@ -43,7 +50,17 @@ def resolve(
     lines += change_lines or _budget(experiment)
     if lines:
         raise ValueError("\n".join(lines))
-    return parts
+    return _written(experiment, parts), parts
+
+
+def _written(experiment: _Config, parts: kinds.Parts) -> _Config:
+    """The configuration with the options that its parts were made of, where they are known."""
+    changed = {}
+    for group, part in parts._asdict().items():
+        if made := parts_lib.made_by(part):
+            arguments = fields.ARGUMENTS.rule.parse(made.arguments)
+            changed[group] = dataclasses.replace(getattr(experiment, group), arguments=arguments)
+    return dataclasses.replace(experiment, **changed)
 
 
 def _facts(experiment: groups.ExperimentConfig) -> parts_lib.Facts:

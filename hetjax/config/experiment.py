@@ -3,7 +3,7 @@
 `validate` turns nested values into an `ExperimentConfig`, frozen and checked, before anything is
 computed; everything after that reads the frozen one. `hetjax.zoo.config` has one with more fields.
 Nothing here imports jax. `groups` has the fields; an option of a part that is not chosen is
-ignored.
+left out.
 """
 
 from __future__ import annotations
@@ -37,21 +37,27 @@ def validate(
       ValueError: a field is unknown, of a wrong type or out of range, or fields contradict each
         other. A line for each names the field, the value, what is allowed and how to mend it.
     """
-    config = parse(ExperimentConfig, given)
-    checks.resolve(config, parts or {})
-    return config
+    return checks.resolve(parse(ExperimentConfig, given), parts or {})[0]
 
 
-def to_dict(config: ExperimentConfig) -> dict[str, Any]:
-    """Returns the configuration as nested dicts that JSON can hold, tuples as lists."""
-    plain = dataclasses.asdict(config)
-    plain["cluster"]["changes"] = tuple(
-        {name: value for name, value in change.items() if value is not None}
-        for change in plain["cluster"]["changes"]
-    )
-    for group in plain.keys() & {*kinds.KINDS, "rule"}:
-        plain[group][kinds.ARGUMENTS] = dict(plain[group][kinds.ARGUMENTS])
-    return json.loads(json.dumps(plain))
+def plain(config: Any) -> dict[str, Any]:
+    """Returns a configuration as nested dicts, the options of a part beside its group's fields."""
+    nested = dataclasses.asdict(config)
+    if "cluster" in nested:
+        nested["cluster"]["changes"] = tuple(
+            {name: value for name, value in change.items() if value is not None}
+            for change in nested["cluster"]["changes"]
+        )
+    for group in nested.keys() & kinds.KINDS.keys():
+        nested[group] = fields.beside(nested[group])
+    if "rule" in nested:
+        nested["rule"][kinds.ARGUMENTS] = dict(nested["rule"][kinds.ARGUMENTS])
+    return nested
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+    """As `plain`, of what JSON can hold, tuples as lists."""
+    return json.loads(json.dumps(plain(config)))
 
 
 def completed(recorded: Mapping[str, Any], like: Mapping[str, Any]) -> dict[str, Any]:
@@ -64,17 +70,31 @@ def completed(recorded: Mapping[str, Any], like: Mapping[str, Any]) -> dict[str,
     defaults = to_dict(ExperimentConfig())
     for with_more_fields in ExperimentConfig.__subclasses__():
         defaults |= to_dict(with_more_fields())
-    return _completed(recorded, like, defaults)
+    levels = dict.fromkeys(("upper", "lower"), defaults)  # of a bilevel run
+    return _completed(recorded, like, defaults | levels)
 
 
 def _completed(recorded: Any, like: Any, defaults: Any) -> Any:
     if not all(isinstance(values, Mapping) for values in (recorded, like, defaults)):
         return recorded
     missing = {name: defaults[name] for name in like.keys() & defaults.keys() - recorded.keys()}
-    return missing | {
-        name: _completed(value, like.get(name), defaults.get(name))
-        for name, value in recorded.items()
+    return {
+        name: group_of_today(name, value)
+        if name in kinds.KINDS
+        else _completed(value, like.get(name), defaults.get(name))
+        for name, value in (missing | dict(recorded)).items()
     }
+
+
+def group_of_today(group: str, recorded: Mapping[str, Any]) -> dict[str, Any]:
+    """The recorded fields of a group, with all options of its part and with those of no other.
+
+    Once a group had the options of all parts of its kind.
+    """
+    key, kind = kinds.KINDS[group].key, type(getattr(ExperimentConfig(), group))
+    given = dataclasses.asdict(kind(**fields.parse_group(kind, recorded, f"{group}.", [])))
+    options = kinds.in_force(group, given[key], dict(given[kinds.ARGUMENTS]))
+    return json.loads(json.dumps(fields.beside(given | {kinds.ARGUMENTS: options}), default=str))
 
 
 def parse(kind: type[_Config], given: Any) -> _Config:

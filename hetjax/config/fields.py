@@ -11,61 +11,29 @@ import dataclasses
 import functools
 import json
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Annotated, Any, TypeVar
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from hetjax.config import kinds
 from hetjax.parts import options
 
-_Group = TypeVar("_Group")
 _INSTEAD = {  # of fields that other libraries have
     "batch_size": " The batch of an update is budget * microbatch_size examples: set those two.",
     "lr": " Did you mean 'optimizer.learning_rate'?",
 }
 
 
-def with_options(group: str) -> Callable[[type[_Group]], type[_Group]]:
-    """Makes a dataclass of a group of fields, with those of the options of its kind of part.
-
-    They stand behind the group's own fields; behind them is `arguments`, for a part that is named
-    by its import path.
-    """
-
-    def add(own: type[_Group]) -> type[_Group]:
-        of_parts = {**kinds.options_of(group), kinds.ARGUMENTS: ARGUMENTS}
-        return dataclasses.make_dataclass(
-            own.__name__,
-            [
-                (name, Annotated[Any, option._replace(rule=_written(option.rule))], option.default)
-                for name, option in of_parts.items()
-            ],
-            bases=(dataclasses.dataclass(frozen=True, kw_only=True)(own),),
-            namespace={"__doc__": own.__doc__, "__module__": own.__module__},
-            frozen=True,
-            kw_only=True,
-        )
-
-    return add
-
-
-def _written(rule: options.Rule) -> options.Rule:
-    """The same rule, for values that JSON can hold."""
-
-    def parse(value: Any) -> Any:
-        kept = rule.parse(value)
-        try:
-            json.dumps(kept)
-        except TypeError:
-            raise options.Refused("a configuration holds no object") from None
-        return kept
-
-    return rule._replace(parse=parse)
+def _held(value: Any) -> Any:
+    """A value that JSON can hold, its lists as tuples."""
+    try:
+        json.dumps(value)
+    except (TypeError, ValueError):
+        raise options.Refused("a configuration holds no object") from None
+    return tuple(map(_held, value)) if isinstance(value, (tuple, list)) else value
 
 
 def _pairs(value: Any) -> tuple[tuple[str, Any], ...]:
     """A dict as a tuple of pairs, so that a configuration can be hashed."""
-    if isinstance(value, tuple) and len(value) == 1 and isinstance(value[0], Mapping):
-        value = value[0]  # ml_collections makes a tuple of it where it looks for one
     if isinstance(value, (tuple, list)):
         try:
             value = dict(value)
@@ -73,24 +41,26 @@ def _pairs(value: Any) -> tuple[tuple[str, Any], ...]:
             raise options.Refused from None
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
         raise options.Refused
-    return tuple(sorted((key, _frozen(part)) for key, part in value.items()))
-
-
-def _frozen(value: Any) -> Any:
-    """A JSON value that can be hashed."""
-    if isinstance(value, (tuple, list)):
-        return tuple(_frozen(part) for part in value)
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    raise options.Refused
+    return tuple(sorted((key, _held(part)) for key, part in value.items()))
 
 
 ARGUMENTS = options.Option(
     options.Rule("a dict of the options of a part and their values", _pairs),
     unit="",
-    says="options of a part that is named by its import path",
+    says="options of the part that is named",
     default=(),
 )
+_OF_A_PART = options.option(options.Rule("what the part's factory takes", _held))
+
+
+def beside(group: Mapping[str, Any]) -> dict[str, Any]:
+    """A group with the options of its part beside its own fields.
+
+    One whose name is that of a field stays in `arguments`.
+    """
+    given = dict(group[kinds.ARGUMENTS])
+    inside = {name: given.pop(name) for name in group.keys() & given.keys()}
+    return {**group, kinds.ARGUMENTS: inside, **given}
 
 
 def records(record_type: type, *, says: str = "") -> options.Option:
@@ -131,12 +101,15 @@ def declared(parent: type) -> dict[str, options.Option | type]:
 
 
 def leaves(parent: type, prefix: str = "") -> Iterator[tuple[str, options.Option]]:
-    """(dotted name, option) of all the fields below `parent`."""
+    """(dotted name, option) of all the fields below `parent`, and of the options of all parts."""
     for name, field in declared(parent).items():
         if isinstance(field, options.Option):
             yield f"{prefix}{name}", field
         else:
             yield from leaves(field, f"{prefix}{name}.")
+        for option, owners, stated in kinds.stated(name) if name in kinds.KINDS else ():
+            unit = f"of {owners}: {stated.unit}".strip()
+            yield f"{prefix}{name}.{option}", stated._replace(unit=unit)
 
 
 def leaf_names(parent: type, prefix: str = "") -> list[str]:
@@ -192,7 +165,7 @@ def overridden(
     Args:
       parent: its dataclass.
       config: nested values.
-      given: dotted names, and values.
+      given: dotted names, and values; `arguments` are all options of a part.
 
     Raises:
       ValueError: a field is unknown, or a value is not allowed; a line for each.
@@ -200,6 +173,10 @@ def overridden(
     errors: list[str] = []
     found = dict(config)
     for name, value in given:
+        group, _, last = name.rpartition(".")
+        if last == kinds.ARGUMENTS and group in kinds.KINDS.keys() & found.keys():
+            kept = found[group].keys() & declared(declared(parent)[group]).keys() - {last}
+            found[group] = {field: found[group][field] for field in kept}
         for part in reversed(name.split(".")):
             value = {part: value}
         parse_group(parent, value, "", errors)
@@ -238,10 +215,12 @@ def parse_group(
     Returns:
       the values that were right, groups as their dataclasses.
     """
-    fields = declared(parent)
+    fields, of_part = declared(parent), prefix[:-1] in kinds.KINDS
     right: dict[str, Any] = {}
     for name, value in given.items():
         value, field, dotted = options.plain(value), fields.get(name), f"{prefix}{name}"
+        if field is None and of_part and isinstance(name, str):
+            field = _OF_A_PART  # which the factory checks
         if field is None:
             inner = [f"{dotted}.{part}" for part in value] if isinstance(value, Mapping) else []
             errors += [unknown_name(each, leaf_names(parent, prefix)) for each in inner or [dotted]]
@@ -255,4 +234,6 @@ def parse_group(
         else:
             names = ", ".join(leaf_names(field, f"{dotted}."))
             errors.append(f"{dotted}: got {value!r}, but it is a group of fields. Set {names}.")
+    if given_beside := {name: right.pop(name) for name in right.keys() - fields.keys()}:
+        right[kinds.ARGUMENTS] = _pairs(given_beside | dict(right.get(kinds.ARGUMENTS, ())))
     return right

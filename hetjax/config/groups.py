@@ -1,7 +1,8 @@
 """The fields of a configuration with their defaults and units, in groups.
 
-The fields of the parts' options come from their factories (`hetjax.config.kinds`), those of data
-sets by name, reference models and their optimisers are in `hetjax.zoo.config`.
+`arguments` of a group are the options of the part that it names, which the part's factory checks
+(`hetjax.config.kinds`). Data sets by name, reference models and their optimisers are in
+`hetjax.zoo.config`.
 """
 
 from __future__ import annotations
@@ -47,29 +48,32 @@ class DataConfig:
     ] = "shard"
 
 
-@fields.with_options("quota")
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class QuotaConfig:
     """How many microbatches each worker computes in a round."""
 
     policy: Annotated[str, text(says="who finds the quotas")] = "adaptive"
     max_microbatches: Annotated[int, integer(says="cap of every worker; 0: the budget")] = 0
+    arguments: Annotated[Any, fields.ARGUMENTS] = ()
 
 
-@fields.with_options("ordering")
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class OrderingConfig:
     """The order of the examples."""
 
     method: Annotated[str, text(says="who finds each epoch's order")] = "random_reshuffling"
+    arguments: Annotated[Any, fields.ARGUMENTS] = ()
 
 
-@fields.with_options("reducer")
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class ReducerConfig:
     """What a synchronisation does."""
 
     name: Annotated[str, text(says="what a synchronisation does")] = "all_reduce"
+    arguments: Annotated[Any, fields.ARGUMENTS] = ()
 
 
-@fields.with_options("gate")
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class GateConfig:
     """What closes a round before all quotas are done."""
 
@@ -77,6 +81,7 @@ class GateConfig:
     in_flight: Annotated[
         str, choice("finish", "drop", says="microbatches that are computing when it closes")
     ] = "finish"
+    arguments: Annotated[Any, fields.ARGUMENTS] = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -86,7 +91,7 @@ class RuleConfig:
     name: Annotated[
         str, text(says="what a worker does with its microbatches; or 'module:function'")
     ] = kinds.DEFAULT_RULE
-    arguments: Annotated[Any, fields.ARGUMENTS] = ()  # of that factory
+    arguments: Annotated[Any, fields.ARGUMENTS] = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

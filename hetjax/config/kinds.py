@@ -2,14 +2,16 @@
 
 A user gives an object, a name, or a dict of fields: `resolve` makes the part of each. The
 registries map the names of the command line to factories; here alone somebody looks into them.
-The fields of a configuration that hold the parts' options come from the factories (`options_of`),
-and so does the table in `docs/parts.md`:
+A configuration holds the options of the part that it names, and that part's factory checks them.
+The table of the options of all parts is made from the factories:
 
     python -m hetjax.config.kinds > docs/parts.md
 """
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -19,7 +21,7 @@ from hetjax import gates, ordering, parts, quota, topology
 from hetjax.parts import options as options_lib
 
 GIVEN = "given: "  # stands in a configuration before what cannot be written down
-ARGUMENTS = "arguments"  # the field for the arguments of a part that is named by import path
+ARGUMENTS = "arguments"  # the field of a group that holds the options of its part
 DEFAULT_RULE = "gradient_sums"  # the local rule that a run has where it is given none
 
 
@@ -87,7 +89,7 @@ class Parts(NamedTuple):
     gate: gates.Gate
 
 
-def resolve(group: str, given: Any) -> Any:
+def resolve(group: str, given: Any, *, own: Iterable[str] = ()) -> Any:
     """Makes a part from what a user gives.
 
     Args:
@@ -95,6 +97,7 @@ def resolve(group: str, given: Any) -> Any:
         given: a part; a registered name, or the import path `module:function` of a factory; or a
             dict with a part or a name and the options of its factory, such as
             `{"policy": "adaptive", "min_gain": 0.05}`.
+        own: fields of the group that are no options, for messages.
 
     Returns:
         the part.
@@ -109,12 +112,12 @@ def resolve(group: str, given: Any) -> Any:
     """
     kind = KINDS[group]
     options = dict(given) if isinstance(given, Mapping) else {kind.key: given}
-    options |= dict(options.pop(ARGUMENTS, {}))  # the form of a configuration
     if kind.key not in options:
         raise ValueError(f"{group}: got {dict(given)!r}, which has no {kind.key!r}")
     name = options.pop(kind.key)
+    options |= dict(options.pop(ARGUMENTS, {}))  # where names of fields are names of options, too
     if isinstance(name, str):
-        unknown = functools.partial(no_such_option, group, name)
+        unknown = functools.partial(_no_such_option, group, name, own=own)
         made = parts.make(factory_of(group, name), options, f"{group}.", unknown)
         return _checked(kind, made, name)
     if options and isinstance(name, kind.record):
@@ -122,29 +125,37 @@ def resolve(group: str, given: Any) -> Any:
     return _checked(kind, name)
 
 
-def no_such_option(group: str, name: str, option: str) -> str:
+def _no_such_option(group: str, name: str, option: str, *, own: Iterable[str] = ()) -> str:
     """The message about an option that a part has not: whose it is, or the nearest that it has."""
-    mine = [f"{group}.{own}" for own in parts.options_of(factory_of(group, name))]
-    hint = options_lib.nearest(f"{group}.{option}", mine)
-    if owners := [repr(owner) for owner in _owners(group, option)]:
+    mine = [f"{group}.{each}" for each in parts.options_of(factory_of(group, name))]
+    near = [*mine, *(f"{group}.{field}" for field in own)]
+    hint = options_lib.nearest_field(f"{group}.{option}", near)
+    registry = KINDS[group].registry
+    owners = [repr(each) for each, make in registry.items() if option in parts.options_of(make)]
+    if owners:
         hint += f" It is one of {', '.join(owners)}."
     elif not hint:
         hint = f" It has: {', '.join(mine) or 'none'}."
     return f"{group}.{option}: {KINDS[group].key}={name!r} has no such option.{hint}"
 
 
-def _owners(group: str, option: str) -> list[str]:
-    """The registered parts that have an option."""
-    registry = KINDS[group].registry
-    return [name for name, make in registry.items() if option in parts.options_of(make)]
+def in_force(group: str, name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """All options of a part: those of a file, without what other parts alone have, and defaults."""
+    known: Mapping[str, parts.Option] = {}
+    with contextlib.suppress(ValueError):  # whoever makes the part tells that there is none
+        known = parts.options_of(factory_of(group, name))
+    others = {option for option, *_ in stated(group)}.difference(known)
+    defaults = {n: option.default for n, option in known.items() if not option.is_required}
+    return defaults | {n: value for n, value in given.items() if n not in others}
 
 
-def of_other_parts(group: str, name: Any, given: Iterable[str]) -> Iterator[str]:
-    """A line for each option that a part has not, and another one of its kind has."""
-    registry = KINDS[group].registry
-    if name in registry:
-        others = options_of(group).keys() - parts.options_of(registry[name]).keys()
-        yield from (no_such_option(group, name, option) for option in given if option in others)
+def wrong_options(
+    group: str, name: str, given: Iterable[str], *, own: Iterable[str] = ()
+) -> Iterator[str]:
+    """A line for each option that a part has not; `own` as of `resolve`."""
+    for option in given:
+        if option not in parts.options_of(factory_of(group, name)):
+            yield _no_such_option(group, name, option, own=own)
 
 
 def factory_of(group: str, name: str) -> Callable[..., Any]:
@@ -220,11 +231,9 @@ def written(part: Any, key: str, registry: Mapping[str, Callable[..., Any]]) -> 
     """As `described`, of any part: `key` has its name, `registry` those with names."""
     made = parts.made_by(part)
     if made is None:
-        return {key: f"{GIVEN}{parts.label(part)}"}
-    for name, factory in registry.items():
-        if parts.path_of(factory) == made.path:
-            return {key: name, **made.arguments}
-    return {key: made.path, ARGUMENTS: dict(made.arguments)}
+        return {key: f"{GIVEN}{parts.label(part)}", ARGUMENTS: {}}
+    names = (name for name, factory in registry.items() if parts.path_of(factory) == made.path)
+    return {key: next(names, made.path), ARGUMENTS: dict(made.arguments)}
 
 
 def name_of(group: str, part: Any) -> str:
@@ -232,26 +241,17 @@ def name_of(group: str, part: Any) -> str:
     return described(group, part)[KINDS[group].key]
 
 
-def options_of(group: str) -> dict[str, parts.Option]:
-    """The options of all registered parts of a kind, by name; those of one name are one field.
+def stated(group: str) -> list[tuple[str, str, parts.Option]]:
+    """(name, parts that have it, option) of all registered parts of a kind.
 
-    Raises:
-        TypeError: an option has no default, or two factories state other rules or defaults for
-            an option of one name.
+    Parts that state the same of an option share a row.
     """
-    found: dict[str, parts.Option] = {}
-    for factory in KINDS[group].registry.values():
+    found: dict[tuple[str, ...], tuple[parts.Option, list[str]]] = {}
+    for owner, factory in KINDS[group].registry.items():
         for name, option in parts.options_of(factory).items():
-            if option.is_required:
-                raise TypeError(f"{parts.path_of(factory)} has no default for {name!r}")
-            before = found.setdefault(name, option)
-            same = (before.rule.allowed, before.unit, before.says, before.default)
-            if same != (option.rule.allowed, option.unit, option.says, option.default):
-                raise TypeError(
-                    f"{parts.path_of(factory)} states other rules for {name!r} than another "
-                    f"{KINDS[group].title}"
-                )
-    return found
+            row = name, option.rule.allowed, option.told, repr(option.default)
+            found.setdefault(row, (option, []))[1].append(owner)
+    return [(row[0], ", ".join(owners), option) for row, (option, owners) in found.items()]
 
 
 def of_config(config: Any, given: Mapping[str, Any]) -> Parts:
@@ -277,16 +277,11 @@ def of_config(config: Any, given: Mapping[str, Any]) -> Parts:
 
 
 def _of_group(group: str, config: Any) -> Any:
-    fields, kind = getattr(config, group), KINDS[group]
-    name, arguments = getattr(fields, kind.key), dict(getattr(fields, ARGUMENTS))
-    if name in kind.registry:
-        if arguments:
-            raise ValueError(
-                f"{group}.{ARGUMENTS}: got {arguments}, but {name!r} has fields of its own"
-            )
-        own = parts.options_of(kind.registry[name])
-        arguments = {option: getattr(fields, option) for option in own}
-    return resolve(group, {kind.key: name, **arguments})
+    fields, key = getattr(config, group), KINDS[group].key
+    name = getattr(fields, key)
+    options = in_force(group, name, dict(fields.arguments))
+    own = [field.name for field in dataclasses.fields(fields)]
+    return resolve(group, {key: name, ARGUMENTS: options}, own=own)
 
 
 def of_two(order: ordering.Ordering, reducer: topology.Reducer) -> Iterator[str]:
@@ -305,9 +300,9 @@ def of_two(order: ordering.Ordering, reducer: topology.Reducer) -> Iterator[str]
 def rows() -> Iterator[tuple[str, str, str, str, str]]:
     """(field, parts that have it, default, what is allowed, unit and sentence) of each option."""
     for group in KINDS:
-        for name, option in options_of(group).items():
-            owners, shown = ", ".join(_owners(group, name)), repr(option.default)
-            yield f"{group}.{name}", owners, shown, option.rule.allowed, option.told
+        for name, owners, option in stated(group):
+            shown, allowed = repr(option.default), option.rule.allowed
+            yield f"{group}.{name}", owners, shown, allowed, option.told
 
 
 def document() -> str:

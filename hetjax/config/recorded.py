@@ -116,9 +116,12 @@ def _differences(theirs: Any, ours: Any, name: str = "") -> list[str]:
         return []
     if not isinstance(theirs, dict) or not isinstance(ours, dict):
         return [f"{name}: {_short(theirs)} there, {_short(ours)} here"]
+    keys, kind = theirs.keys() | ours.keys(), kinds.KINDS.get(name.rpartition(".")[2])
+    if kind is not None and theirs.get(kind.key) != ours.get(kind.key):
+        keys = theirs.keys() & ours.keys()  # the options of one part say nothing of the other
     return [
         line
-        for key in sorted(theirs.keys() | ours.keys())
+        for key in sorted(keys)
         if theirs.get(key) != ours.get(key)
         for line in _differences(theirs.get(key), ours.get(key), f"{name}.{key}".lstrip("."))
     ]

@@ -17,9 +17,6 @@ from hetjax.config import experiment as config_lib
 from hetjax.inputs import refusals as inputs
 from hetjax.local import gradients
 from hetjax.local import rules as rules_lib
-from hetjax.topology import graphs
-
-_OBJECTS = (graphs.Graph, graphs.PeriodicGraph)  # that options may be, and a field may not
 
 # Fields of `hetjax.zoo.config` that stand for what `fit` is given as arguments.
 _OF_THE_CALLER = ("model", "optimizer")
@@ -77,7 +74,7 @@ def described_rule(rule: rules_lib.LocalRule) -> dict[str, Any]:
     """
     rules_lib.check(rule)
     named = {kinds.DEFAULT_RULE: gradients.gradient_sums}
-    return {kinds.ARGUMENTS: {}} | kinds.written(rule, "name", named)
+    return kinds.written(rule, "name", named)
 
 
 def _with_rule(
@@ -140,15 +137,14 @@ def config_of_fields(
     for group in kinds.KINDS:
         if group in fields:
             try:
-                fields[group], objects[group] = _part_of_group(group, fields[group])
+                fields[group], objects[group] = _of_group(group, fields[group])
             except ValueError as error:
                 lines.append(str(error))
     if lines:
         raise ValueError("\n".join(lines))
     fields["cluster"] = cluster_fields(fields.get("cluster", {}), workers=workers)
     config = config_lib.parse(config_lib.ExperimentConfig, fields)
-    made = {group: part for group, part in objects.items() if part is not None}
-    chosen = checks.resolve(config, made)
+    config, chosen = checks.resolve(config, objects)
     return (config if "local" in fields else on_devices(config)), chosen
 
 
@@ -186,31 +182,18 @@ def on_devices(config: Any, *, is_asked_for: bool = False) -> Any:
     return config
 
 
-def _part_of_group(group: str, given: Any) -> tuple[Any, Any]:
-    """`(fields of the group, the part)`; the part is None where the fields can say all of it.
-
-    What is wrong with a field is left to the configuration, but for an option of another part.
-    """
-    kind, options = kinds.KINDS[group], kinds.options_of(group)
-    given = given if isinstance(given, dict) else {kind.key: given}
-    declared = parts_lib.options_of(getattr(config_lib.ExperimentConfig(), group).__class__)
-    name = given.get(kind.key, declared[kind.key].default)
-    is_path = isinstance(name, str) and name not in kind.registry
-    if is_path and not parts_lib.is_path(name):
-        return given, None
-    of_run = declared.keys() - options.keys() - {kind.key}
-    fields = {n: value for n, value in given.items() if n in of_run}  # quota.max_microbatches
-    rest = {n: value for n, value in given.items() if n not in of_run} | {kind.key: name}
-    if is_path:
-        del rest[kind.key]
-        arguments = rest | dict(given.get(kinds.ARGUMENTS, {}))
-        return fields | {kind.key: name, kinds.ARGUMENTS: arguments}, None
-    if isinstance(name, str):
-        others = options.keys() - parts_lib.options_of(kind.registry[name]).keys()
-        if not any(n in others or isinstance(value, _OBJECTS) for n, value in rest.items()):
-            return given, None
-    part = kinds.resolve(group, rest)
-    return fields | kinds.described(group, part), part
+def _of_group(group: str, given: Any) -> tuple[dict[str, Any], Any]:
+    """`(fields of the group, the part)` of a part, a name, or a dict of fields."""
+    key, default = kinds.KINDS[group].key, getattr(config_lib.ExperimentConfig(), group)
+    rest = dict(given) if isinstance(given, dict) else {key: given}
+    own = {field.name for field in dataclasses.fields(default)} - {key, kinds.ARGUMENTS}
+    of_run = {name: rest.pop(name) for name in own & rest.keys()}
+    more = config_lib.fields.ARGUMENTS.check(
+        f"{group}.{kinds.ARGUMENTS}", rest.pop(kinds.ARGUMENTS, ())
+    )
+    named = {key: getattr(default, key), **rest, kinds.ARGUMENTS: more}
+    part = kinds.resolve(group, named, own=own)
+    return of_run | kinds.described(group, part), part
 
 
 def cluster_fields(given: Any, *, workers: int | None) -> Any:

@@ -16,10 +16,9 @@ import numpy as np
 
 from hetjax import mesh as mesh_lib
 from hetjax import messages, types
-from hetjax import parts as parts_lib
 from hetjax.checkpoints import checkpoint, leaves
 from hetjax.config import experiment as config_lib
-from hetjax.config import kinds, recorded
+from hetjax.config import recorded
 from hetjax.rounds import run_state
 from hetjax.rounds import setup as setup_lib
 from hetjax.rounds import state as state_lib
@@ -237,10 +236,13 @@ def rounds_from_arrays(
 
 def policy_of(setup: setup_lib.Setup) -> dict[str, Any]:
     """The quota policy of a run, as a checkpoint tells of it: its name and options."""
-    fields = config_lib.to_dict(setup.config)["quota"]
-    registered = kinds.KINDS["quota"].registry.get(fields["policy"])
-    own = () if registered is None else parts_lib.options_of(registered)
-    return {name: fields[name] for name in ("policy", kinds.ARGUMENTS, *own)}
+    return _policy(config_lib.to_dict(setup.config)["quota"])
+
+
+def _policy(quota: Mapping[str, Any]) -> dict[str, Any]:
+    """Of the fields of quotas those of the policy."""
+    fields = config_lib.group_of_today("quota", quota)
+    return {name: value for name, value in fields.items() if name != "max_microbatches"}
 
 
 def _policies(
@@ -251,6 +253,7 @@ def _policies(
     A checkpoint of an older version does not tell of its policy: there its state has to fit.
     """
     now, before = policy_of(setup), saved.about.get("quota")
+    before = before and _policy(before)
     if before in (None, now):
         try:
             return leaves.unflatten(fresh, saved.arrays, _POLICIES)

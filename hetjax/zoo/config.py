@@ -3,8 +3,8 @@
 `base` gives the defaults as an `ml_collections.ConfigDict`, which files in `configs/` change
 and `--config.field=value` overrides. Before anything is computed `validate` makes a frozen and
 checked `ExperimentConfig` of it, which everything after that reads. A JSON file holds the same
-fields and no code. Nothing here imports jax. An option of a part or a data set that is not chosen
-is ignored; `experiments.tasks` tells one that the model does not have.
+fields and no code. Nothing here imports jax. A file may have options of parts and data sets that
+are not chosen; `experiments.tasks` tells one that the model does not have.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ def load(path: str | pathlib.Path) -> ml_collections.ConfigDict:
     """Reads a configuration file, `.py` with a `get_config()` or `.json`, to be overridden.
 
     Afterwards every field is there and has been checked by itself. `validate` checks them together,
-    after the overrides.
+    and the options of parts, after the overrides.
 
     Raises:
       ValueError: the file is missing, has another suffix, cannot be run or parsed, or a field
@@ -196,8 +196,8 @@ def validate(
         other. A line for each names the field, the value, what is allowed and how to mend it.
     """
     config = _parse(given)
-    checks.resolve(config, parts or {}, more=[*_model(config.model), *_optimizer(config)])
-    return config
+    more = [*_model(config.model), *_optimizer(config)]
+    return checks.resolve(config, parts or {}, more=more)[0]
 
 
 def _parse(given: Mapping[str, Any] | ml_collections.ConfigDict) -> ExperimentConfig:
@@ -237,8 +237,7 @@ def mutable(config: Any) -> ml_collections.ConfigDict:
     extras.require("ml_collections")
     import ml_collections
 
-    plain = dataclasses.asdict(config)
-    plain["cluster"]["changes"] = tuple(to_dict(config)["cluster"]["changes"])
+    plain = experiment.plain(config)
     for group, name in (("cluster", "overhead_secs"), ("data", "readers")):
         if name in plain[group]:  # not in the data of a bilevel problem
             value = plain[group][name]
