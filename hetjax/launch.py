@@ -5,7 +5,9 @@
 The command behind `--` runs once for each worker. Its environment has the worker's number, the
 number of workers, the coordinator's address and the number of the attempt (HETJAX_PROCESS_ID,
 HETJAX_NUM_PROCESSES, HETJAX_COORDINATOR, HETJAX_ATTEMPT). When a worker dies or hangs all are
-started again, and a program that saves checkpoints goes on from the last. Exit codes: 0 all
+started again, and a program that saves checkpoints goes on from the last. With --runtime=apart the
+others go on, and `--add=RUNDIR [--cpus=SHARE]` and `--remove=RUNDIR:WORKER` change who is there
+while a run goes on. Exit codes: 0 all
 finished, 1 the restarts are spent, 2 bad input, 130 ended by Ctrl-C, 143 ended by SIGTERM.
 """
 
@@ -16,7 +18,7 @@ import shutil
 import sys
 from collections.abc import Sequence
 
-from hetjax.launcher import cpu_shares, supervisor
+from hetjax.launcher import apart, cpu_shares, seats, supervisor
 from hetjax.processes import join
 
 _FLAGS = {
@@ -28,6 +30,7 @@ _FLAGS = {
     "and save when the launcher itself gets SIGTERM",
     "host": "where the coordinator listens (%(default)s: for nobody else)",
     "port": "the coordinator's port until the first restart (a free one)",
+    "max_workers": "seats of a run apart, for workers that come later (--workers)",
 }
 """Help of the flags that are fields of `supervisor.Options`, which has their types and defaults."""
 
@@ -46,6 +49,8 @@ def parse(argv: Sequence[str]) -> supervisor.Options:
     for name, text in _FLAGS.items():
         default = getattr(supervisor.Options, name)
         parser.add_argument(f"--{name}", type=type(default), default=default, help=text)
+    runtime = "joined: one JAX for all; apart: workers come and go (%(default)s)"
+    parser.add_argument("--runtime", choices=("joined", "apart"), default="joined", help=runtime)
     parser.add_argument("--workers", type=int, required=True, help="how many processes")
 
     argv = list(argv)
@@ -53,6 +58,7 @@ def parse(argv: Sequence[str]) -> supervisor.Options:
     flags, command = vars(parser.parse_args(argv[:cut])), tuple(argv[cut + 1 :])
     try:
         num_workers = flags.pop("workers")
+        flags["is_apart"] = flags.pop("runtime") == "apart"
         flags["cpus"] = _read_cpus(flags["cpus"], num_workers)
         options = supervisor.Options(command, num_workers, **flags)
         _check(options)
@@ -63,12 +69,37 @@ def parse(argv: Sequence[str]) -> supervisor.Options:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the launcher and returns its exit code."""
-    options = parse(sys.argv[1:] if argv is None else argv)
+    argv = sys.argv[1:] if argv is None else list(argv)
+    if any(word.startswith(("--add", "--remove")) for word in argv):
+        return _change(argv)
+    options = parse(argv)
+    make = apart.Apart if options.is_apart else None
     try:
-        return supervisor.supervise(options)
+        return supervisor.supervise(options, make)
     except OSError as error:
         print(f"hetjax.launch: the workers cannot be started: {error}", file=sys.stderr)
         return 1
+
+
+def _change(argv: Sequence[str]) -> int:
+    """Asks the launcher of a run apart for another worker, or for one less."""
+    parser = argparse.ArgumentParser(prog="python -m hetjax.launch", allow_abbrev=False)
+    which = parser.add_mutually_exclusive_group(required=True)
+    which.add_argument("--add", metavar="RUNDIR", help="fill a free seat")
+    which.add_argument("--remove", metavar="RUNDIR:WORKER", help="end a worker after its round")
+    parser.add_argument("--cpus", type=float, help="share of a core of the worker that comes")
+    flags = parser.parse_args(argv)
+    directory, request = flags.add, {"cpus": flags.cpus}
+    if flags.remove:
+        directory, _, worker = flags.remove.rpartition(":")
+        if not worker.isdecimal():
+            parser.error(f"--remove={flags.remove}: must be RUNDIR:WORKER, a number")
+        request = {"remove": int(worker)}
+    try:
+        print(seats.ask(directory, request))
+    except ValueError as error:
+        parser.error(str(error))
+    return 0
 
 
 def _read_cpus(text: str, num_workers: int) -> tuple[float, ...]:
@@ -90,6 +121,10 @@ def _read_cpus(text: str, num_workers: int) -> tuple[float, ...]:
 def _check(options: supervisor.Options) -> None:
     if options.num_workers < 1:
         raise ValueError(f"--workers={options.num_workers}: must be 1 or more")
+    if options.max_workers and not options.is_apart:
+        raise ValueError(f"--max_workers={options.max_workers}: needs --runtime=apart")
+    if 0 < options.max_workers < options.num_workers:
+        raise ValueError(f"--max_workers={options.max_workers}: must be at least --workers")
     for name in ("heartbeat_secs", "start_secs"):
         if not getattr(options, name) > 0:
             raise ValueError(f"--{name}={getattr(options, name):g}: must be above 0")

@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -39,11 +39,22 @@ class Placement:
     mesh: Mesh | None  # None: what they share lies on the first device
     devices: list[jax.Device]  # of each worker
     own: list[int]  # the workers of this process
+    leading: Callable[[], bool] | None = None  # where that changes: whether this process leads now
 
     @property
     def leads(self) -> bool:
         """Whether this process evaluates, writes and reports."""
-        return self.own[0] == 0
+        return self.own[0] == 0 if self.leading is None else self.leading()
+
+    @property
+    def may_lead(self) -> bool:
+        """Whether it leads, or may later."""
+        return self.leads or self.leading is not None
+
+    @property
+    def num_rows(self) -> int:
+        """Of the arrays of the training state: a row a worker, in a run apart one's own alone."""
+        return len(self.devices) if self.mesh is None else self.mesh.size
 
     @property
     def own_device(self) -> jax.Device:

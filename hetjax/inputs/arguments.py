@@ -17,6 +17,7 @@ from hetjax.config import experiment as config_lib
 from hetjax.inputs import refusals as inputs
 from hetjax.local import gradients
 from hetjax.local import rules as rules_lib
+from hetjax.processes import place
 
 # Fields of `hetjax.zoo.config` that stand for what `fit` is given as arguments.
 _OF_THE_CALLER = ("model", "optimizer")
@@ -59,6 +60,9 @@ def configuration(
         config, chosen = config_of_fields(fields, workers=workers)
     else:
         chosen = kinds.of_config(config, {})
+    if (own := place.own()) is not None:  # a worker a seat, taken or not
+        cluster = dataclasses.replace(config.cluster, num_workers=own.num_processes)
+        config = dataclasses.replace(config, cluster=cluster)
     config, rule = _with_rule(config, rule)
     recorded = config_lib.to_dict(config)
     if more:
@@ -160,6 +164,8 @@ def on_devices(config: Any, *, is_asked_for: bool = False) -> Any:
     num_workers, devices = config.cluster.num_workers, jax.devices()
     if config.local != "stepped" or config.cluster.platforms or jax.process_count() > 1:
         return config
+    if place.own() is not None:
+        return config
     platform, on_cpus = devices[0].platform, jax.config.jax_num_cpu_devices  # type: ignore[attr-defined]
     if num_workers > len(devices):
         if is_asked_for:
@@ -226,6 +232,8 @@ def cluster_fields(given: Any, *, workers: int | None) -> Any:
     if "num_workers" not in fields:
         platforms = given.get("platforms", ())
         several = platforms if isinstance(platforms, list | tuple) else ()  # the check tells
+        own = place.own()
+        num_speeds = num_speeds or (0 if own is None else own.num_processes)
         fields["num_workers"] = num_speeds or mesh_lib.num_devices(several)
     return fields
 

@@ -17,7 +17,7 @@ import optax
 
 from hetjax import parts, trees
 from hetjax.checkpoints import leaves
-from hetjax.config import groups
+from hetjax.config import groups, kinds
 from hetjax.inputs import extra_arguments
 
 _LOSS = (
@@ -269,3 +269,31 @@ def _is_module(given: Any, library: str) -> bool:
         base.__module__.startswith(f"{library}.") and base.__name__ == "Module"
         for base in type(given).__mro__
     )
+
+
+def check_apart(config: Any, chosen: kinds.Parts, *, one_pass: bool) -> None:
+    """Refuses what workers that come and go cannot do together.
+
+    Args:
+        config: of the run.
+        chosen: its parts.
+        one_pass: whether a round has one pass over its examples.
+
+    Raises:
+        ValueError: the first such field, and what to do.
+    """
+    has = {
+        "local": (config.local, config.local != "stepped"),
+        "cluster.platforms": (config.cluster.platforms, bool(config.cluster.platforms)),
+        "data.sharing": (config.data.sharing, config.data.sharing == "private"),
+        "reducer.name": (config.reducer.name, not chosen.reducer.is_plain_sum),
+        "ordering.method": (config.ordering.method, chosen.ordering.make_observer is not None),
+        "loss_fn": ("a batch_loss", not one_pass),
+        "JAX": (f"{jax.device_count()} devices", jax.device_count() > 1),
+    }
+    for name, (value, is_wrong) in has.items():
+        if is_wrong:
+            raise ValueError(
+                f"{name}: got {value!r}, which a run apart, whose workers come and go, has not; "
+                "start it with --runtime=joined"
+            )

@@ -145,13 +145,14 @@ class Gang:
         guardian: Guardian,
     ):
         self._shares, self._log, self._events, self._guardian = shares, log, events, guardian
+        self._command = command
         self._processes: dict[int, subprocess.Popen] = {}
         self._running: dict[int, int] = {}
         self._threads: list[threading.Thread] = []
         self.launched = time.monotonic()
         try:
             for index, environment in enumerate(environments):
-                self._start(index, command, environment)
+                self.start(index, environment)
         except OSError:
             self.close()
             raise
@@ -174,6 +175,11 @@ class Gang:
         """Ends all, with the processes that they started."""
         self._send(signal.SIGKILL, os.killpg)
 
+    def kill_one(self, index: int) -> None:
+        """Ends one, with the processes that it started."""
+        with contextlib.suppress(OSError):
+            os.killpg(self._running[index], signal.SIGKILL)
+
     def ended(self, index: int) -> None:
         """Ends what a worker that is over left behind."""
         pid = self._running.pop(index)
@@ -193,14 +199,15 @@ class Gang:
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
 
-    def _start(self, index: int, command: Sequence[str], environment: Mapping[str, str]) -> None:
+    def start(self, index: int, environment: Mapping[str, str]) -> None:
+        """Starts a process with these variables; one of its number that ran before has ended."""
         held = self._shares.confinement(index)
         cores = ",".join(map(str, held.cores))
         # The main thread starts it: the kernel takes the end of the thread that started a process
         # for the end of the parent.
         entrance = [sys.executable, "-I", "-S", enter.__file__]
         process = subprocess.Popen(
-            [*entrance, str(os.getpid()), cores, held.group, *command],
+            [*entrance, str(os.getpid()), cores, held.group, *self._command],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -14,8 +14,8 @@ import queue
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple, Self
 
 from hetjax.launcher import cpu_shares, environment, faults, gang, stacks
 from hetjax.processes import beacons, endings, join
@@ -44,6 +44,8 @@ class Options:
         grace_secs: between SIGTERM and SIGKILL.
         host: address of the coordinator.
         port: of the coordinator in the first attempt; 0: a free one.
+        is_apart: workers come and go.
+        max_workers: seats of a run apart; 0: as many as it begins with.
         settle_secs: when one worker dies the others follow. The cause is looked for among all
             that end within this time.
     """
@@ -58,6 +60,8 @@ class Options:
     grace_secs: float = 10.0
     host: str = "127.0.0.1"
     port: int = 0
+    is_apart: bool = False
+    max_workers: int = 0
     settle_secs: float = 1.0
 
 
@@ -69,13 +73,14 @@ class Verdict(NamedTuple):
     restart: bool = False
 
 
-def supervise(options: Options) -> int:
+def supervise(options: Options, make: "Callable[..., Supervisor] | None" = None) -> int:
     """Runs the command once for each worker until all have finished.
 
     Call it from the main thread: it handles SIGINT, SIGTERM and SIGHUP meanwhile.
 
     Args:
         options: what to run.
+        make: the supervisor, of its fields.
 
     Returns:
         The exit code of the launcher: 0 all finished, 1 the restarts are spent or workers did
@@ -93,22 +98,25 @@ def supervise(options: Options) -> int:
         stack.callback(shares.close)
         for group in shares.groups:
             guardian.add("control_group", group)
-        cache = stack.enter_context(_directory("hetjax-cache-", guardian))
+        cache = stack.enter_context(directory("hetjax-cache-", guardian))
         log.say(f"{options.num_workers} workers; {shares.description}")
-        return _Supervisor(options, shares, guardian, log, events, cache).run()
+        made = (make or Supervisor)(options, shares, guardian, log, events, cache)
+        return stack.enter_context(made).run()
 
 
 @contextlib.contextmanager
-def _directory(prefix: str, guardian: gang.Guardian) -> Iterator[pathlib.Path]:
+def directory(
+    prefix: str, guardian: gang.Guardian, where: str | None = None
+) -> Iterator[pathlib.Path]:
     """A new directory, removed at the end; the guardian removes it if this process cannot."""
-    with tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True) as name:
+    with tempfile.TemporaryDirectory(prefix=prefix, dir=where, ignore_cleanup_errors=True) as name:
         guardian.add("directory", name)
         yield pathlib.Path(name)
     guardian.drop("directory", name)
 
 
 @dataclasses.dataclass
-class _Supervisor:
+class Supervisor:
     """Runs attempts: takes what happens in each, in order, and decides."""
 
     _options: Options
@@ -141,12 +149,23 @@ class _Supervisor:
         )
         return verdict.code
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Puts away what it has made."""
+
+    def _environments(self, common: Mapping[str, str]) -> list[dict[str, str]]:
+        """The variables of each process that begins."""
+        own = range(self._options.num_workers)
+        return [{**common, "HETJAX_PROCESS_ID": str(index)} for index in own]
+
     def _attempt(self, number: int) -> Verdict:
         options = self._options
         port = join.find_port(options.host, options.port if number == 0 else 0)
         host = f"[{options.host}]" if ":" in options.host else options.host
         with contextlib.ExitStack() as stack:
-            self._directory = stack.enter_context(_directory("hetjax-beacons-", self._guardian))
+            self._directory = stack.enter_context(directory("hetjax-beacons-", self._guardian))
             common = {
                 **environment.compilation_cache(self._cache),
                 **environment.allocator(),
@@ -163,7 +182,7 @@ class _Supervisor:
             self._deadline: tuple[float, Callable[[], None]] | None = None
             self._workers = gang.Gang(
                 options.command,
-                [{**common, "HETJAX_PROCESS_ID": str(i)} for i in range(options.num_workers)],
+                self._environments(common),
                 shares=self._shares,
                 log=self._log,
                 events=self._events,
@@ -208,7 +227,7 @@ class _Supervisor:
             return
         if self._verdict is not None:
             if self._verdict.code in (INTERRUPTED, STOPPED) and code != self._verdict.code:
-                self._log.say(f"{_end_of(event)} while the run was stopping")
+                self._log.say(f"{end_of(event)} while the run was stopping")
         elif code == BAD_INPUT:
             told = endings.read(self._directory)
             worker = event.worker if told is None else told.process
@@ -255,13 +274,13 @@ class _Supervisor:
 
     def _conclude(self) -> None:
         """Names the worker that died by itself, and not for want of the others."""
-        first = min(self._faults, key=lambda event: (not _died_by_itself(event), event.time))
+        first = min(self._faults, key=lambda event: (not died_by_itself(event), event.time))
         told = self._read_told()
         if told is not None:
             self._conclude_told(told)
             return
-        cause = _end_of(first)
-        if not _died_by_itself(first):
+        cause = end_of(first)
+        if not died_by_itself(first):
             cause = self._after_a_stop(cause)
         self._verdict = Verdict(1, cause, restart=not self._stop_code)
         self._terminate(min(self._options.grace_secs, _AFTER_DEATH_SECS))
@@ -269,7 +288,7 @@ class _Supervisor:
     def _read_told(self) -> endings.Ending | None:
         """The first ending that was told; None if a worker had been killed before."""
         told = endings.read(self._directory)
-        killed = [event.time for event in self._faults if _died_by_itself(event)]
+        killed = [event.time for event in self._faults if died_by_itself(event)]
         return None if told is None or min(killed, default=told.time) < told.time else told
 
     def _hear(self) -> None:
@@ -308,14 +327,7 @@ class _Supervisor:
         running = self._workers.running
         snapshots = {index: beacons.read(self._directory, index) for index in running}
         stopped = self._stopped()
-        fault = faults.find_fault(
-            snapshots,
-            now=time.monotonic(),
-            launched=self._workers.launched,
-            heartbeat_secs=self._options.heartbeat_secs,
-            start_secs=self._options.start_secs,
-            stopped=stopped,
-        )
+        fault = self._fault(snapshots, stopped)
         if fault is None:
             return
         self._log.say(f"hung: {fault.reason}")
@@ -325,6 +337,23 @@ class _Supervisor:
                 kept = stacks.keep(self._directory, index, snapshot)
                 where = f"are in {kept}" if kept else "were not written"
                 self._log.say(f"the stacks of worker {index} {where}")
+        self._condemn(fault)
+
+    def _fault(
+        self, snapshots: Mapping[int, beacons.Snapshot | None], stopped: set[int]
+    ) -> faults.Fault | None:
+        """Who holds the others up."""
+        return faults.find_fault(
+            snapshots,
+            now=time.monotonic(),
+            launched=self._workers.launched,
+            heartbeat_secs=self._options.heartbeat_secs,
+            start_secs=self._options.start_secs,
+            stopped=stopped,
+        )
+
+    def _condemn(self, fault: faults.Fault) -> None:
+        """Ends the attempt."""
         self._verdict = Verdict(1, fault.reason, restart=not self._stop_code)
         self._terminate(self._options.grace_secs)
 
@@ -349,12 +378,12 @@ class _Supervisor:
         self._deadline = (time.monotonic() + secs, action)
 
 
-def _died_by_itself(event: gang.Ended) -> bool:
+def died_by_itself(event: gang.Ended) -> bool:
     """Whether it died for no want of another worker: JAX aborts a process that has lost one."""
     return event.returncode < 0 and event.returncode != -signal.SIGABRT
 
 
-def _end_of(event: gang.Ended) -> str:
+def end_of(event: gang.Ended) -> str:
     if event.returncode >= 0:
         return f"worker {event.worker} ended with exit code {event.returncode}"
     try:

@@ -89,7 +89,7 @@ class Beacons:
 class _Writer(Beacons):
     def __init__(self, directory: pathlib.Path, process: int, heartbeat_secs: float):
         super().__init__()
-        self._file = open(_path(directory, process), "wb", buffering=0)  # noqa: SIM115
+        self._file = open(path(directory, process), "wb", buffering=0)  # noqa: SIM115
         self._num_written = 0
         self._period_secs = heartbeat_secs / WRITES_PER_HEARTBEAT
         self._closed = False
@@ -168,7 +168,7 @@ def stack_path(directory: pathlib.Path, process: int) -> pathlib.Path:
 def read(directory: pathlib.Path, process: int) -> Snapshot | None:
     """Returns what a process last said, or None if it said nothing that can be read."""
     try:
-        with open(_path(directory, process), "rb") as file:
+        with open(path(directory, process), "rb") as file:
             places = [os.pread(file.fileno(), _PLACE_BYTES, at) for at in (0, _PLACE_BYTES)]
     except OSError:
         return None
@@ -189,5 +189,6 @@ def _parse(place: bytes) -> Snapshot | None:
         return None
 
 
-def _path(directory: pathlib.Path, process: int) -> pathlib.Path:
+def path(directory: pathlib.Path, process: int) -> pathlib.Path:
+    """Of the file of a process."""
     return directory / f"process-{process}.beacon"

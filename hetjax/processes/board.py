@@ -1,7 +1,7 @@
 """Small values that all processes of a run see.
 
 JAX has no public interface to the coordination service of `jax.distributed`. This module alone uses
-the private one.
+the private one. Where each process has a JAX of its own, `files` are in its place.
 """
 
 import collections
@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-from hetjax.processes import waits
+from hetjax.processes import place, waits
 
 _SLICE_SECS = 0.5  # after which a wait looks whether anybody is still to come
 _boards: collections.Counter[str] = collections.Counter()  # made in this process, by name
@@ -122,10 +122,21 @@ class Board:
 
 
 def runtime() -> Any:
-    """What JAX knows of the run: `process_id`, `num_processes` and `coordinator_address`."""
+    """What is known of the run: `process_id`, `num_processes`, `coordinator_address`, `client`.
+
+    By JAX, or in a run apart by the place of this process.
+    """
+    if (own := place.own()) is not None:
+        return own
     from jax._src import distributed
 
     return distributed.global_state
+
+
+def is_first() -> bool:
+    """Whether this process says what the others compare theirs with."""
+    own = place.own()
+    return runtime().process_id == 0 and not (own is not None and own.is_newcomer)
 
 
 def leave_at_exit() -> None:
@@ -135,6 +146,8 @@ def leave_at_exit() -> None:
     is destroyed. So the client is given up without being destroyed.
     """
     state = runtime()
+    if isinstance(state, place.Place):
+        return
     for held in (state.client, state.service):
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(held))  # so that nothing ever destroys it
     state.client = state.service = None

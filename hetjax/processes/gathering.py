@@ -99,8 +99,8 @@ def check_same_parts(
 def _compare(what: str, own: dict[str, Any]) -> None:
     """Compares JSON values, by name, with those of process 0."""
     board = board_lib.Board(what)
-    own = json.loads(json.dumps(own))  # as the others hear it
-    if jax.process_index() == 0:
+    own, own_id = json.loads(json.dumps(own)), board_lib.runtime().process_id  # as others hear it
+    if board_lib.is_first():
         for name, value in own.items():
             board.post(name, value)
         board.post("complete", True)
@@ -113,7 +113,7 @@ def _compare(what: str, own: dict[str, Any]) -> None:
         theirs = board.read(name)
         if theirs != value:
             raise ValueError(
-                f"process {jax.process_index()} has {name} = {value!r} and process 0 has {theirs!r}"
+                f"process {own_id} has {name} = {value!r} and process 0 has {theirs!r}"
                 "; all need one program, configuration and copy of the data"
             )
 
@@ -182,7 +182,7 @@ class Gathering:
         for row, signs in zip(own["example_signs"], work.example_signs or (), strict=False):
             row[: signs.size] = signs.reshape(-1)
         gathered = self._meeting.tell(own)
-        self._check(gathered["digests"])
+        self._check(gathered["digests"][self._meeting.heard])
         if work.example_signs is not None:
             counts = gathered["done"]["microbatches_done"].astype(int)
             each = zip(gathered["example_signs"], counts, strict=True)
@@ -191,7 +191,7 @@ class Gathering:
         done = gathered["done"]
         of_all = work._replace(
             microbatches_done=done["microbatches_done"].astype(np.int64),
-            first_secs=done["first_secs"],
+            first_secs=np.where(done["microbatches_done"] > 0, done["first_secs"], np.nan),
             compute_secs=done["compute_secs"],
             overruns=done["overruns"].astype(np.int64),
             host_secs=gathered["host_secs"].copy(),
@@ -200,13 +200,13 @@ class Gathering:
         return of_all, asked, _metrics(gathered["sums"], contributed)
 
     def _check(self, digests: np.ndarray) -> None:
-        """Compares the parts of the plans of all W workers' processes."""
+        """Compares the parts of the plans of all processes that were heard."""
         differ = {name: digests[name] != digests[name][0] for name in PLANNED}
         parts = [name for name, is_other in differ.items() if is_other.any()]
         if not parts:
             return
         is_other = np.any(list(differ.values()), axis=0)
-        others = set(self._meeting.process_of[is_other].tolist())
+        others = set(self._meeting.process_of[self._meeting.heard][is_other].tolist())
         raise DisagreementError(
             f"process {', '.join(map(str, sorted(others)))} planned another round than process 0 "
             f"(other {' and '.join(parts)}): their programs, data or processors differ"
@@ -215,7 +215,9 @@ class Gathering:
 
 def _own_sums(contributed: types.Contribution) -> np.ndarray:
     """What `SyncMetrics` is made of, of this process's workers: f64[w, k], `_SUMS` and metrics."""
-    leaves = [contributed.loss_sum, contributed.weight, *contributed.tally]
+    tally = contributed.tally  # who tells nothing counts as one that has had no bad microbatch
+    tally = tally._replace(nonfinite_microbatch=tally.nonfinite_microbatch + 1)
+    leaves = [contributed.loss_sum, contributed.weight, *tally]
     leaves += jax.tree.leaves(contributed.metric_sums)
     rows = mesh_lib.worker_rows(leaves)  # on the host: an index of a jax.Array is a program
     return np.array([[np.asarray(leaf)[0] for leaf in row] for row in rows], np.float64)
@@ -226,6 +228,7 @@ def _metrics(sums: np.ndarray, like: types.Contribution) -> types.SyncMetrics:
     dtype = like.loss_sum.dtype
     losses, weights, *counts = sums[:, : len(_SUMS)].T
     examples, done, nonfinite = (count.astype(np.int32) for count in counts)
+    nonfinite -= 1
     leaves, treedef = jax.tree.flatten(like.metric_sums)
     metrics = sums[:, len(_SUMS) : len(_SUMS) + len(leaves)].astype(dtype).sum(axis=0)
     return types.SyncMetrics(

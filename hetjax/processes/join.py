@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from hetjax import compiled, messages
-from hetjax.processes import arrivals, gpus, membership, notices, waits, watch
+from hetjax.processes import arrivals, gpus, membership, notices, place, waits, watch
 from hetjax.processes import board as board_lib
 
 _LOOK_SECS = 1.0
@@ -33,6 +33,9 @@ def join(member: membership.Member | None) -> None:
     """
     import jax
 
+    if place.of_environment() is not None:
+        watch.begin()
+        return
     if member is None:
         global _is_alone
         _is_alone = True
@@ -219,6 +222,8 @@ def check_joined() -> None:
     global _is_alone
     import jax
 
+    if place.own() is not None:
+        return
     if jax.distributed.is_initialized():
         watch.begin()
         _tell_hosts()
@@ -246,6 +251,16 @@ def check_joined() -> None:
             f"this process trains alone, and by its environment it {seen}: call "
             "hetjax.join_processes() before JAX is used, or with (0, 1) if that is meant"
         )
+
+
+def leads() -> bool:
+    """Whether this process writes what its run leaves: the only one, process 0 of several.
+
+    In a run apart (`--runtime=apart`) the first worker that lives, once the run has begun. A
+    newcomer does not.
+    """
+    own = place.own()
+    return board_lib.runtime().process_id == 0 if own is None else own.leads
 
 
 def find_port(host: str, port: int = 0) -> int:
@@ -287,6 +302,8 @@ def own_workers(num_workers: int, local: str, member: membership.Member | None) 
                 f"local: 'virtual' plays all workers in one process; this run has "
                 f"{member.num_processes}"
             )
+        return 1
+    if place.own() is not None:
         return 1
     num_processes = 1 if member is None else member.num_processes
     if num_workers % num_processes:

@@ -5,12 +5,11 @@ and chooses. No other module asks which it is.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
 from hetjax import types
-
-NO_COLLECTIVES = "processes of this run share a GPU, and JAX has no collectives for such. "
 
 
 class Sums:
@@ -53,6 +52,13 @@ class Meeting:
     """Whether programs of JAX reach all workers. By these a worker's row goes to its neighbours,
     inside the sync program (`topology/reducers.py`). Else only one plain sum meets."""
 
+    no_collectives = "processes of this run share a GPU, and JAX has no collectives for such. "
+    """Why there are none."""
+
+    carries_more = False
+    """Whether without collectives changes of the model's state meet as the sums do, and a rule may
+    keep something of a worker, which is lost with it."""
+
     keeps_memory = False
     """Whether malloc keeps freed memory: `mesh.use_cpu_workers` or the launcher has told it."""
 
@@ -60,11 +66,30 @@ class Meeting:
         self.process_of = np.zeros(num_workers, int)
         """i64[W]: the process of each worker."""
 
+    @property
+    def present(self) -> np.ndarray:
+        """bool[W]: who is a member of the next round."""
+        return np.ones(len(self.process_of), bool)
+
+    @property
+    def heard(self) -> np.ndarray:
+        """bool[W]: whose messages `tell` returned."""
+        return self.present
+
+    @property
+    def joins(self) -> bool:
+        """Whether this process is to be taken into a run that goes on (`take_in`)."""
+        return False
+
+    def begins(self, round_index: int | None, point: types.PyTree) -> None:
+        """A round begins at a point; None: it warms up, and nobody is told of it."""
+
     def tell(self, messages: np.ndarray) -> np.ndarray:
         """Returns the messages of all workers, [W], given those of this process's workers, [w].
 
         Args:
-            messages: an array of a structured type that is the same in all processes.
+            messages: an array of a structured type that is the same in all processes. Those of who
+                has told nothing are zeros.
 
         Raises:
             LostProcessError: a process has ended.
@@ -78,6 +103,25 @@ class Meeting:
             like: a pytree of the shapes and types of what a worker contributes.
         """
         return Sums()
+
+    def hands_on(self) -> bool:
+        """Whether this process is to hand the state to newcomers now (`hand_on`)."""
+        return False
+
+    def hand_on(self, arrays: dict[str, np.ndarray], about: dict[str, Any]) -> None:
+        """Hands the state of the last round, as a checkpoint has it, to newcomers."""
+
+    def take_in(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+        """Waits until this newcomer is a member; what it is handed, as `hand_on` was given it."""
+        raise NotImplementedError
+
+    def outlives_leader(self) -> bool:
+        """Waits, after the last round, until all that the run leaves is written.
+
+        Returns:
+            whether the process that leads is gone instead, and this one leads in its place.
+        """
+        return False
 
     def close(self) -> None:
         """Ends the connections to other processes."""

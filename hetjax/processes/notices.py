@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from hetjax import messages
 from hetjax.processes import beacons as beacons_lib
 from hetjax.processes import board as board_lib
-from hetjax.processes import waits
+from hetjax.processes import place, waits
 
 PERIOD_SECS = 10.0
 
@@ -146,7 +146,8 @@ class Notices:
             return
         wait = waits.longest()
         missing = None if wait is None else self._missing(wait)
-        silent = {p for p in self._others if self._silence(p) >= PERIOD_SECS}
+        there = place.living(self._others)
+        silent = {p for p in there if self._silence(p) >= PERIOD_SECS}
         secs = now - wait.since if wait else max(map(self._silence, silent), default=0.0)
         subject: object = wait or "silent"
         times = self._said[1] if self._said[0] is subject else 0

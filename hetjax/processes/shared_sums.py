@@ -12,7 +12,7 @@ adds the totals of the machines up over the network.
 
 import mmap
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax
 import numpy as np
@@ -90,7 +90,7 @@ class SharedSums(meeting.Sums):
             cheapest = self._of_machine[int(np.argmin(host_secs[self._of_machine]))]
             process = self._mesh.devices[cheapest].process_index
         if process == jax.process_index():
-            add_up(rows, total)
+            add_up(list(rows), total)
             if self._across is not None:
                 self._across(total)
         self._sockets.follow(process)
@@ -101,11 +101,16 @@ class SharedSums(meeting.Sums):
     def totals(
         self, contributed: types.Contribution, metrics: types.SyncMetrics
     ) -> tuple[types.PyTree, jax.Array]:
-        leaves, start = [], 0
-        for leaf in jax.tree.leaves(self._like):
-            leaves.append(contributed.sums[start : start + leaf.size].reshape(leaf.shape))
-            start += leaf.size
-        return jax.tree.unflatten(jax.tree.structure(self._like), leaves), metrics.weight_sum
+        return opened(contributed.sums, self._like), metrics.weight_sum
+
+
+def opened(total: jax.Array, like: types.PyTree) -> types.PyTree:
+    """The leaves that lie in a vector one after the other; traceable."""
+    leaves, start = [], 0
+    for leaf in jax.tree.leaves(like):
+        leaves.append(total[start : start + leaf.size].reshape(leaf.shape).astype(leaf.dtype))
+        start += leaf.size
+    return jax.tree.unflatten(jax.tree.structure(like), leaves)
 
 
 def _of_machine(mesh: Mesh, sockets: exchange.Exchange) -> list[int]:
@@ -114,13 +119,14 @@ def _of_machine(mesh: Mesh, sockets: exchange.Exchange) -> list[int]:
     return [w for w, device in enumerate(mesh.devices) if device.process_index in processes]
 
 
-def add_up(rows: np.ndarray, total: np.ndarray) -> None:
-    """Makes `total` the sum of `[W, size]` over W, one worker's row after the other."""
+def add_up(rows: Sequence[np.ndarray], total: np.ndarray) -> None:
+    """Makes `total` the sum of the rows, one after the other."""
     for start in range(0, total.size, _BLOCK):
-        part, block = total[start : start + _BLOCK], rows[:, start : start + _BLOCK]
-        np.copyto(part, block[0])
-        for row in block[1:]:
-            part += row
+        block = slice(start, start + _BLOCK)
+        part = total[block]
+        np.copyto(part, rows[0][block])
+        for row in rows[1:]:
+            part += row[block]
 
 
 def _num_bytes(like: types.PyTree, num_workers: int) -> int:

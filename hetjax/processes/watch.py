@@ -28,7 +28,7 @@ from typing import Any
 from hetjax import messages
 from hetjax.processes import beacons as beacons_lib
 from hetjax.processes import board as board_lib
-from hetjax.processes import endings, notices, waits
+from hetjax.processes import endings, notices, place, waits
 
 _LOOKS_PER_SEC = 4.0  # of one process
 _MOST_LOOKS_PER_SEC = 128.0  # of all together: process 0 answers each look, in 0.1 ms
@@ -245,7 +245,8 @@ class Watch:
         self._post(f"left/{self._process}", left)
 
     def _others_left_behind(self) -> set[int]:
-        return set(range(self._num_processes)) - {self._process} - self._left.keys()
+        others = set(range(self._num_processes)) - {self._process}
+        return place.living(others) - self._left.keys()
 
     def _let_others_end(self) -> None:
         """Process 0 goes last, because JAX aborts a process when the board is gone."""

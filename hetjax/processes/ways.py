@@ -2,7 +2,8 @@
 
 `Collectives` are those of one runtime (Gloo, NCCL, ICI). The processes of `Machines` have a Unix
 socket between every two of a machine and add up in memory that all of them have mapped. Several
-machines use the runtime's collectives for the rest.
+machines use the runtime's collectives for the rest. Those that are `apart` have no runtime in
+common.
 """
 
 import collections
@@ -18,8 +19,8 @@ from jax.sharding import PartitionSpec as P
 
 from hetjax import debugging, types
 from hetjax import mesh as mesh_lib
+from hetjax.processes import apart, exchange, gpus, join, place, shared_sums, waits
 from hetjax.processes import board as board_lib
-from hetjax.processes import exchange, gpus, join, shared_sums, waits
 from hetjax.processes import meeting as meeting_lib
 
 
@@ -148,6 +149,9 @@ def make(mesh: Mesh | None, num_workers: int) -> meeting_lib.Meeting:
         mesh: the worker mesh; None for the array form, which has one process.
         num_workers: W.
     """
+    if (own_place := place.own()) is not None:
+        assert mesh is not None
+        return apart.Apart(own_place.taken(), mesh)
     if mesh is None or len(mesh_lib.own_workers(mesh)) == mesh.size:
         return meeting_lib.Meeting(num_workers)
     machines, own = join.machines(), jax.process_index()

@@ -1,6 +1,6 @@
 """The sets that a run is evaluated on, and which evaluation is the best."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -94,7 +94,7 @@ def make(
     *,
     progress: bool,
 ) -> "Evaluations":
-    """Of the process that evaluates; the others have none.
+    """Of the process that evaluates, or may have to later; the others have none.
 
     Args:
         setup: of the run.
@@ -114,9 +114,14 @@ def make(
                 num_readers=setup.config.data.readers,
                 progress=progress,
             )
-            for name, source in (sets.items() if setup.where.leads else ())
+            for name, source in (sets.items() if setup.where.may_lead else ())
         }
-    return Evaluations(of_sets, averages=setup.config.ema > 0, debug=setup.config.debug)
+    return Evaluations(
+        of_sets,
+        averages=setup.config.ema > 0,
+        debug=setup.config.debug,
+        leads=lambda: setup.where.leads,
+    )
 
 
 class Evaluations:
@@ -126,6 +131,7 @@ class Evaluations:
         of_sets: by the set's name; empty in a process that does not evaluate.
         averages: whether an average of the parameters is evaluated, too: `ema_accuracy`.
         debug: call the metrics with numbers.
+        leads: whether this process is the one that evaluates now.
     """
 
     def __init__(
@@ -134,13 +140,14 @@ class Evaluations:
         *,
         averages: bool = False,
         debug: bool = False,
+        leads: Callable[[], bool] = lambda: True,
     ) -> None:
-        self._of_sets, self._debug = of_sets, debug
+        self._of_sets, self._debug, self._leads = of_sets, debug, leads
         self._prefixes = ("", _AVERAGE) if averages else ("",)
         self._has_told = False
 
     def __bool__(self) -> bool:
-        return bool(self._of_sets)
+        return bool(self._of_sets) and self._leads()
 
     @property
     def names(self) -> dict[str, list[str]]:

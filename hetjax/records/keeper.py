@@ -213,25 +213,12 @@ class Keeper:
         late = time.monotonic() - self._last >= self._every_secs > 0
         return late and self._checkpoints is not None
 
-    def save(
-        self,
-        arrays: dict[str, np.ndarray],
-        *,
-        done: int,
-        params: types.PyTree,
-        best_params: types.PyTree,
-        finished: bool,
-        **about: Any,
-    ) -> None:
+    def save(self, arrays: dict[str, np.ndarray], about: dict[str, Any]) -> None:
         """Takes the run as it is, and returns while it is written; waits for the save before.
 
         Args:
             arrays: all that the run goes on from; every process gathered them.
-            done: rounds, or outer steps.
-            params: of the form in which `hetjax.load` returns them.
-            best_params: of the run so far; None: there are none.
-            finished: whether the run is at its end.
-            about: what else is known of the run.
+            about: from `about`.
 
         Raises:
             ValueError: it, or the save before it, could not be written.
@@ -239,9 +226,30 @@ class Keeper:
         if self._checkpoints is None:
             return
         self._checkpoints.wait()
-        if self._checkpoints.latest == done:  # as when one is interrupted after it
+        if self._checkpoints.latest == about["rounds"]:  # as when one is interrupted after it
             return
-        about |= {
+        self._checkpoints.save(about["rounds"], arrays, about)
+        self._last = time.monotonic()
+
+    def about(
+        self,
+        *,
+        done: int,
+        params: types.PyTree,
+        best_params: types.PyTree,
+        finished: bool,
+        **about: Any,
+    ) -> dict[str, Any]:
+        """What is said of a state that is saved, or handed on.
+
+        Args:
+            done: rounds, or outer steps.
+            params: of the form in which `hetjax.load` returns them.
+            best_params: of the run so far; None: there are none.
+            finished: whether the run is at its end.
+            about: what else is known of the run.
+        """
+        return about | {
             "finished": finished,
             "rounds": done,
             "num_workers": len(self._setup.where.devices),
@@ -252,8 +260,6 @@ class Keeper:
             "solutions": self._setup.company.solved.save(),
             "versions": arguments.versions(),
         }
-        self._checkpoints.save(done, arrays, about)
-        self._last = time.monotonic()
 
     def __enter__(self) -> "Keeper":
         return self

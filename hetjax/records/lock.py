@@ -22,7 +22,7 @@ _held: set[pathlib.Path] = set()  # by this process, which its own locks do not 
 
 
 @contextlib.contextmanager
-def held(workdir: pathlib.Path) -> Iterator[None]:
+def held(workdir: pathlib.Path, *, takes_over: bool = False) -> Iterator[None]:
     """Holds a workdir; the system lets go of it when this process ends, however it does.
 
     `lock.json` there says which process of which host holds it, and since when. One that is there
@@ -30,6 +30,7 @@ def held(workdir: pathlib.Path) -> Iterator[None]:
 
     Args:
         workdir: of the run; it is there.
+        takes_over: another process of the same run, which held it, is gone or sleeps.
 
     Raises:
         ValueError: another run holds it, in this process or another; says who.
@@ -39,6 +40,8 @@ def held(workdir: pathlib.Path) -> Iterator[None]:
         raise ValueError(_in_use(workdir, "another run of this process"))
     with contextlib.ExitStack() as stack:
         try:
+            if takes_over:
+                path.unlink(missing_ok=True)
             file = stack.enter_context(_locked(path, workdir))
             _held.add(path)
             stack.callback(_let_go, path)

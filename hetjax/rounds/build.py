@@ -13,13 +13,14 @@ from hetjax.cluster import emulate
 from hetjax.config import experiment as config_lib
 from hetjax.config import kinds
 from hetjax.data import feeding
-from hetjax.inputs import order, replay, rule_identity
+from hetjax.inputs import order, refusals, replay, rule_identity
 from hetjax.local import clocks, embeddings, gradients, rules
 from hetjax.losses import loss as losses_lib
 from hetjax.losses import stateful
 from hetjax.processes import beacons as beacons_lib
 from hetjax.processes import gathering, solutions, ways
 from hetjax.processes import meeting as meeting_lib
+from hetjax.processes import place as place_lib
 from hetjax.quota import policies
 from hetjax.rounds import programs, state
 from hetjax.rounds import setup as setup_lib
@@ -105,7 +106,7 @@ def build(
         observer=observer,
         rule=rule,
         model_state=model_state,
-        num_workers=num_workers,
+        num_workers=where.num_rows,
         averages=config.ema > 0,
         memory_rows=setup_lib.memory_rows(config, observer),
         mesh=where.mesh,
@@ -171,6 +172,8 @@ def _try(
     with debugging.eager(config.debug):
         traced = losses_lib.check_loss(loss_fn, params, first, keys)
         passes, rule = embeddings.passes_of(loss_fn, params, first, keys, config, chosen, rule)
+        if place_lib.own() is not None:
+            refusals.check_apart(config, chosen, one_pass=passes is None)
         rule_identity.check(
             rule, loss_fn, params, first, optimizer, per_example_rng=per_example_rng
         )
@@ -205,7 +208,11 @@ def _meet(where: mesh_lib.Placement, reducer: topology.Reducer) -> meeting_lib.M
 
 def place_workers(config: config_lib.ExperimentConfig) -> mesh_lib.Placement:
     """On a device each, or all on the first one."""
-    num_workers = config.cluster.num_workers
+    num_workers, own = config.cluster.num_workers, place_lib.own()
+    if own is not None:
+        mesh = mesh_lib.make_worker_mesh(1)
+        devices = [mesh.devices[0]] * num_workers
+        return mesh_lib.Placement(mesh, devices, [own.process_id], lambda: own.leads)
     if config.local == "virtual":
         return mesh_lib.Placement(None, [jax.devices()[0]] * num_workers, list(range(num_workers)))
     if platforms := config.cluster.platforms:

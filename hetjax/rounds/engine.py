@@ -79,7 +79,7 @@ class Engine:
         if beside is None:
             watch.follow(self.beacons)
         self.beacons.at("starting")
-        several = jax.process_count() > 1 and self.config.local != "virtual"
+        several = board_lib.runtime().num_processes > 1 and self.config.local != "virtual"
         if several:
             versions = arguments.versions()
             gathering.check_same_run(self.recorded, num_examples=len(source), versions=versions)
@@ -95,7 +95,7 @@ class Engine:
             more_rules=rules or {},
             beacons=self.beacons,
             solved=solutions.Solutions(
-                leads=jax.process_index() == 0,
+                leads=board_lib.is_first(),
                 board=board_lib.Board("solutions") if several else None,
                 kept=solved,
             ),
@@ -313,6 +313,7 @@ class Engine:
             if clock.last is not None and plan.local.round_index is not None:
                 clock.last.check()
 
+        setup.company.meeting.begins(plan.local.round_index, point)
         rngs = self._pass_keys(plan.local.assigned.passes)
         contributed, measured = own.local.run(plan.local, shared, carried, rngs, once_begun)
 

@@ -50,8 +50,10 @@ class Maker:
         steps = rules.with_observer(rule, observer, updates=optimizer is not None)
         mesh = self.where.mesh
         sums = _make_sums(self, rule)
-        has_more = observer is not None or rule.keeps_worker or jax.tree.leaves(self.model.state)
-        if not self.company.meeting.has_collectives and (has_more or not sums.meet_before):
+        meeting = self.company.meeting
+        has_more = rule.keeps_worker or bool(jax.tree.leaves(self.model.state))
+        has_more = observer is not None or (has_more and not meeting.carries_more)
+        if not meeting.has_collectives and (has_more or not sums.meet_before):
             raise ValueError(self._refusal(rule))
         if mesh is None:  # as `mesh_lib.place`
             of_rows: Any = jax.sharding.SingleDeviceSharding(self.where.devices[0])
@@ -84,7 +86,7 @@ class Maker:
         dtypes = sorted({str(leaf.dtype) for leaf in jax.tree.leaves(shapes)})
         dtypes = dtypes or ["arrays whose shapes depend on what a round is given"]
         methods, weighted = self.methods, weighting(self.config, gossips=False)
-        return meeting_lib.NO_COLLECTIVES + (
+        return self.company.meeting.no_collectives + (
             "They can add up gradients in memory: with reducer='all_reduce', an order that looks "
             "at no gradients, such as 'random_reshuffling', data.weighting='example' where shards "
             "are private, a model without state (BatchNorm has some), a rule that keeps nothing of "

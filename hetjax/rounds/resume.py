@@ -38,6 +38,8 @@ def to_arrays(
     read = mesh_lib.own_row if setup.methods.reducer.keeps_replicas_equal else state_lib.all_rows
     arrays = leaves.flatten(read(common), "train")
     for name in setup.kept_rows:
+        if setup.where.leading is not None:  # what others keep is in their processes, and goes so
+            continue
         rows = state_lib.all_rows(getattr(train, name))
         if _are_equal(rows):
             rows = jax.tree.map(lambda leaf: leaf[:1], rows)
@@ -130,7 +132,7 @@ def from_train(train: Any, setup: setup_lib.Setup) -> types.TrainState:
     """
     if not isinstance(train, types.TrainState):
         raise ValueError(f"init_state is a {type(train).__name__}; it must be a hetjax.TrainState")
-    num_workers = len(setup.where.devices)
+    num_workers = setup.where.num_rows
     own = jax.device_get(mesh_lib.own_row(setup.begun))
     like = own._replace(memory=(), worker=())
     given = state_lib.all_rows(train._replace(memory=(), worker=()))
@@ -163,7 +165,7 @@ def from_arrays(
         fresh: the state at the beginning, whose structures it takes.
         setup: of the run.
     """
-    arrays, num_workers = _with_average(saved, setup), len(setup.where.devices)
+    arrays, num_workers = _with_average(saved, setup), setup.where.num_rows
     one = jax.device_get(mesh_lib.own_row(fresh.train))
     common = one._replace(memory=(), worker=())
     if setup.methods.reducer.keeps_replicas_equal:
@@ -174,6 +176,9 @@ def from_arrays(
     kept = {}
     for name, num_rows in setup.kept_rows.items():
         like = _repeated(getattr(one, name), num_rows)
+        if setup.where.leading is not None:
+            kept[name] = like
+            continue
         found = leaves.unflatten(like, arrays, name, check_shapes=False)
         if _num_rows(found) == 1:
             found = _repeated(jax.tree.map(lambda leaf: leaf[0], found), num_rows)

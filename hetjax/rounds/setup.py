@@ -159,7 +159,7 @@ class Setup:
         """How many rows have the parts of the state that workers may have each for itself."""
         return {
             "memory": memory_rows(self.config, self.methods.observer),
-            "worker": len(self.where.devices),
+            "worker": self.where.num_rows,
         }
 
     @property
@@ -202,7 +202,7 @@ class Setup:
             params = jax.eval_shape(trees.accumulator_zeros, params)
         sizes = [x.size * x.dtype.itemsize for x in jax.tree.leaves(params)]
         of_round = 0 if embedding is None else embedding.passes.num_bytes
-        return sum(sizes) // len(self.where.devices) + of_round
+        return sum(sizes) // self.where.num_rows + of_round
 
     def close(self) -> None:
         """Frees threads."""

@@ -6,20 +6,22 @@ lines and checkpoints, and writes the files however the run ends.
 """
 
 import contextlib
-import enum
+import functools
 import operator
 import pathlib
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from hetjax import messages, parts
+from hetjax import messages
+from hetjax.checkpoints import checkpoint
 from hetjax.processes import gathering, interrupt, watch
 from hetjax.records import keeper, lock, workdir
 from hetjax.rounds import round_report
+from hetjax.training import callbacks as callbacks_lib
 from hetjax.training import task as task_lib
 from hetjax.writers import background, hearing
 from hetjax.writers import records as writer_records
@@ -33,14 +35,6 @@ _SIGNALS = {
     gathering.Request.END_BY_SIGTERM: "SIGTERM",
     gathering.Request.END_BY_SIGINT: "SIGINT",
 }
-
-
-class _Stop(enum.Enum):
-    STOP = "hetjax.STOP"
-
-
-STOP = _Stop.STOP
-"""A callback that returns it, or True, ends the run after the round that is computing."""
 
 
 def _lines(
@@ -90,36 +84,14 @@ class Driver:
         callbacks: Sequence[Callable[[Any], Any]],
         writers: Sequence[writer_records.Writer] = (),
     ) -> None:
-        self._task = task
+        self._task, self._directory, self._stack = task, directory, stack
+        self._shows = progress
         self._asks = self._asked = gathering.Request.NOTHING  # of this process; of all processes
         self._signal: Callable[[], signal.Signals | None] = lambda: None
         self._told_of_signal: list[str] = []
-        setup, fingerprint = task.setup, {}
-        if directory is not None and setup.where.leads:
-            stack.enter_context(lock.held(workdir.made_directory(directory)))
-            fingerprint = task.fingerprint()
-        start = keeper.Start()
-        if directory is not None:
-            start = keeper.Search(
-                directory,
-                task.recorded,
-                setup=setup,
-                fingerprint=fingerprint,
-                resume=resume,
-                may_grow=task.may_grow,
-                unit=task.unit,
-            ).start()
-        lines, later = _lines(task, directory, start)
-        self._keeper = keeper.Keeper(directory, setup, fingerprint=fingerprint)
-        stack.enter_context(self._keeper)
-        self._recorder = workdir.Recorder(
-            directory if setup.where.leads else None,
-            task.recorded,
-            files=task.files,
-            lines=lines,
-            bar=self._bar if progress and setup.where.leads else None,
-        )
-        stack.callback(self._recorder.close)
+        start, lines, later = self._start(resume)
+        self._leads = False
+        self._open(lines)
         if start.saved is None:
             task.begin()
         else:
@@ -128,9 +100,74 @@ class Driver:
         told_of = writer_records.RunInfo(
             task.recorded, directory, task.steps_done, tuple(task.evaluate.names)
         )
-        self._callbacks = Callbacks([*callbacks, *hearing.callbacks(told_of)])
-        self._writers = background.Background(writers if setup.where.leads else (), told_of)
-        stack.callback(self._writers.close, "interrupted")  # where nothing has closed them
+        self._callbacks = callbacks_lib.Callbacks([*callbacks, *hearing.callbacks(told_of)])
+        self._begin_writers = functools.partial(background.Background, writers, told_of)
+        self._writers = self._begin_writers() if self._leads else background.Background((), told_of)
+        stack.callback(lambda: self._writers.close("interrupted"))  # where nothing has closed them
+
+    def _start(self, resume: bool | str) -> tuple[keeper.Start, dict[str, list[workdir.Line]], int]:
+        """Where the run begins, the lines of the steps that are done, and as of `_lines`."""
+        task, directory, setup = self._task, self._directory, self._task.setup
+        self._fingerprint: dict[str, Any] = {}
+        if setup.company.meeting.joins:
+            task.begin()  # compiles, before anybody waits for this process
+            arrays, about = setup.company.meeting.take_in()
+            saved = checkpoint.Saved(about["rounds"], arrays, about)
+            return keeper.Start(saved), about.pop("lines"), 0
+        if directory is None:
+            return keeper.Start(), *_lines(task, directory, keeper.Start())
+        if setup.where.leads:
+            self._stack.enter_context(lock.held(workdir.made_directory(directory)))
+            self._fingerprint = task.fingerprint()
+        start = keeper.Search(
+            directory,
+            task.recorded,
+            setup=setup,
+            fingerprint=self._fingerprint,
+            resume=resume,
+            may_grow=task.may_grow,
+            unit=task.unit,
+        ).start()
+        return start, *_lines(task, directory, start)
+
+    def _open(self, lines: Mapping[str, list[workdir.Line]]) -> None:
+        """Begins to keep the run: in the process that leads, in its workdir."""
+        task, setup = self._task, self._task.setup
+        self._leads = setup.where.leads
+        self._keeper = keeper.Keeper(self._directory, setup, fingerprint=self._fingerprint)
+        self._stack.enter_context(self._keeper)
+        self._recorder = workdir.Recorder(
+            self._directory if self._leads else None,
+            task.recorded,
+            files=task.files,
+            lines=lines,
+            bar=self._bar if self._shows and self._leads else None,
+        )
+        self._stack.callback(self._recorder.close)
+
+    def _take_over(self) -> None:
+        """Leads from now on, in the place of a process that is gone; has each step's line once."""
+        task, lines, directory = self._task, self._recorder.lines, self._directory
+        messages.say(
+            f"worker {task.setup.where.own[0]} leads from {task.unit} {task.steps_done} on; its "
+            "callbacks begin now"
+        )
+        if directory is not None:
+            self._stack.enter_context(lock.held(directory, takes_over=True))
+            self._fingerprint = task.fingerprint()
+            for name, file in task.files.items():
+                own, (written, _) = lines[name], workdir.whole_lines(directory / file)
+                lines[name] = [*written[: len(own)], *own[len(written) :]]
+        self._recorder.close()
+        self._open(lines)
+        self._writers = self._begin_writers()
+
+    def _hand_on(self) -> None:
+        """Hands the run as it is to who has just become a member."""
+        self._task.settle()
+        self._report()
+        arrays, about = self._saved()
+        self._task.setup.company.meeting.hand_on(arrays, about | {"lines": self._recorder.lines})
 
     def _bar(self) -> Any:
         """The bar, where the line of the start was."""
@@ -142,12 +179,16 @@ class Driver:
         with interrupt.deferred(unit=task.unit) as self._signal:
             try:
                 while not (task.is_complete or task.summary.stopped_by):
+                    if task.setup.where.leads and not self._leads:
+                        self._take_over()
                     self._ask()
                     if self._asked.ends or self._trace_ends() or self._source_ends():
                         break
                     with watch.taking_part():
                         self._asked |= task.step(self._ask, self._report)
                         self._after_step()
+                if not self._leads and task.setup.company.meeting.outlives_leader():
+                    self._take_over()
                 if not self._by_signal:
                     task.measure_at_end()
                 with watch.taking_part():
@@ -216,6 +257,8 @@ class Driver:
     def _after_step(self) -> None:
         """What is due after a step."""
         task, request = self._task, gathering.Request
+        if task.setup.company.meeting.hands_on():
+            self._hand_on()
         task.measure()
         if task.reports_at_once:
             self._report()
@@ -241,7 +284,7 @@ class Driver:
         self._recorder.add([("metrics", line), *others], text, amount)
         self._writers.put(line)
         task.check(report)
-        if self._callbacks:
+        if self._callbacks and (self._leads or task.setup.where.leading is None):
             beacons.at("reporting", number)
             with task.shown(report) as shown:
                 if self._callbacks(shown):
@@ -258,8 +301,15 @@ class Driver:
             self._report()
         self._ask()
         task.setup.company.beacons.at("checkpointing", task.steps_done)
-        self._keeper.save(
-            **task.saved(),
+        self._keeper.save(*self._saved())
+
+    def _saved(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+        """All that the run goes on from, and what is said of it."""
+        task = self._task
+        saved = task.saved()
+        arrays = saved.pop("arrays")
+        return arrays, self._keeper.about(
+            **saved,
             done=task.steps_done,
             best_params=task.best,
             finished=self._is_finished,
@@ -329,40 +379,6 @@ class Driver:
             config=recorder.config,
             workdir=recorder.workdir,
         )
-
-
-class Callbacks:
-    """The user's callbacks, one after the other; any of them may end the run.
-
-    Args:
-        callbacks: called with each line.
-    """
-
-    def __init__(self, callbacks: Sequence[Callable[[Any], Any]]) -> None:
-        self._callbacks = callbacks
-        self._warned: set[int] = set()  # ids of callbacks already warned about
-        self.stopper = ""  # the one that ended the run, in this process
-
-    def __bool__(self) -> bool:
-        return bool(self._callbacks)
-
-    def __call__(self, line: Any) -> bool:
-        """Whether one of them ends the run; says once what else one answers."""
-        ends = False
-        for callback in self._callbacks:
-            answer = callback(line)
-            name = getattr(callback, "__name__", type(callback).__name__)
-            is_truth = getattr(answer, "dtype", None) == np.bool_ and answer.size == 1
-            says = isinstance(answer, bool) or is_truth
-            if answer is STOP or (says and answer):
-                ends, self.stopper = True, self.stopper or name
-            elif answer is not None and not says and id(callback) not in self._warned:
-                self._warned.add(id(callback))
-                messages.say(
-                    f"callback {name} returned {parts.shown(answer)}; only True or hetjax.STOP "
-                    "ends the run"
-                )
-        return ends
 
 
 def is_due(steps_done: int, every: int) -> bool:

@@ -178,8 +178,8 @@ def fit(
         if isinstance(loss_fn, stateful.StatefulLoss):
             model = types.Model(params, loss_fn.model_state)
         evaluate = evaluations.make(setup, metrics_fn, eval_sets, model, progress=progress)
-        best, leads = (run.config.best_by, run.config.best_mode), setup.where.leads
-        judge = evaluations.judge(evaluate.names, *best) if leads else evaluations.Judge()
+        best, may_lead = (run.config.best_by, run.config.best_mode), setup.where.may_lead
+        judge = evaluations.judge(evaluate.names, *best) if may_lead else evaluations.Judge()
         task = training.Training(
             run,
             init_state,

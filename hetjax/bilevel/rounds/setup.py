@@ -20,7 +20,6 @@ from hetjax.config import kinds
 from hetjax.data import iterables, sources
 from hetjax.inputs import arguments
 from hetjax.inputs import refusals as inputs
-from hetjax.processes import meeting as meeting_lib
 
 SEED_OF_UPPER = 0x5550  # added to the run's: its order and its delays are others
 _REFUSED = {
@@ -99,8 +98,9 @@ def build(
             stack.enter_context(made[name].run)
         setup = made[LOWER].run.setup
         with _naming("fit_bilevel"):
-            if not setup.company.meeting.has_collectives:
-                raise ValueError(f"{meeting_lib.NO_COLLECTIVES}Take one process, local='virtual'")
+            meeting = setup.company.meeting
+            if not meeting.has_collectives:
+                raise ValueError(f"{meeting.no_collectives}Take one process, local='virtual'")
             _check_gate(made)
             first = sources.fetch(at_level[UPPER], np.arange(1))
             rows = per_example.rows(point.x, UPPER, jnp.arange(1))

@@ -1,0 +1,221 @@
+"""Do the others go on at once when a worker is killed, and is nothing lost? Kills, and judges.
+
+    python -m experiments.drills.membership [--secs=180] [--every=3] [--cpus=1,0.5,0.25,0.25]
+        [--kind=kill|stop] [--model=lenet|mlp]
+
+Four workers of one run are killed at random, or stopped for 5 s, one every so many seconds. The
+launcher starts them anew. The table says how long the others waited, and what the ledger has.
+Commits are seen by the drill, which looks every few milliseconds at what has been decided; that
+all states were equal the run sees by itself, from digests, in every round.
+"""
+
+import json
+import os
+import pathlib
+import random
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import optax
+from absl import app, flags
+
+import hetjax
+from experiments import problems
+from experiments.benchmarks import rows
+
+_SECS = flags.DEFINE_float("secs", 180.0, "Of the run.", 1.0)
+_EVERY = flags.DEFINE_float("every", 3.0, "Seconds between two kills.", 0.1)
+_KIND = flags.DEFINE_enum("kind", "kill", ["kill", "stop"], "What is done to a worker.")
+_CPUS = flags.DEFINE_string("cpus", "1,0.5,0.25,0.25", "Shares of a core.")
+_MODEL = flags.DEFINE_enum("model", "lenet", ["lenet", "mlp"], "What is trained.")
+_WORKDIR = flags.DEFINE_string("workdir", None, "Of a worker; set by the drill.")
+
+_STOP_SECS, _LOOK_SECS = 5.0, 0.004
+_MODELS: dict[str, dict[str, Any]] = {
+    "lenet": {"microbatch_size": 32, "budget": 64},
+    "mlp": {"microbatch_size": 512, "budget": 8, "options": {"hidden": (1024, 1024, 1024)}},
+}
+
+
+def train() -> None:
+    """What each worker does, until so many seconds are over."""
+    hetjax.join_processes()
+    began = time.time()
+    model = dict(_MODELS[_MODEL.value])
+    shape, options = (32, 32, 3), model.pop("options", {})
+    loss_fn, params = problems.classifier(_MODEL.value, shape, input_max=255.0, **options)
+    data = problems.images(model["microbatch_size"] * model["budget"] * 20, shape)
+    begun = pathlib.Path(_WORKDIR.value, "began")
+    with open(begun, "a") as file:  # the first to come says when
+        file.write(f"{began}\n")
+    ends = float(begun.read_text().splitlines()[0]) + _SECS.value
+    hetjax.fit(
+        loss_fn,
+        params,
+        optax.sgd(0.01, momentum=0.9),
+        data,
+        epochs=1_000_000,
+        workdir=_WORKDIR.value,
+        callbacks=[lambda report: time.time() > ends],
+        progress=False,
+        **model,
+    )
+
+
+class _Commits(threading.Thread):
+    """Notes when each round was decided, monotonic seconds."""
+
+    def __init__(self, run: pathlib.Path) -> None:
+        super().__init__(daemon=True)
+        self._boards, self.at = run, {}
+        self.over = threading.Event()
+
+    def run(self) -> None:
+        while not self.over.wait(_LOOK_SECS):
+            for name in self._names():
+                if (found := re.fullmatch(r"decision%2F(\d+)", name)) is not None:
+                    self.at.setdefault(int(found[1]), time.monotonic())
+
+    def _names(self) -> list[str]:
+        try:
+            return os.listdir(self._boards / "0" / "board")
+        except FileNotFoundError:
+            return []
+
+
+def _told(workdir: pathlib.Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    lines = (workdir / "metrics.jsonl").read_text().splitlines()
+    return list(map(json.loads, lines)), json.loads((workdir / "summary.json").read_text())
+
+
+def drill() -> list[rows.Row]:
+    with tempfile.TemporaryDirectory() as directory:
+        workdir = pathlib.Path(directory)
+        command = [sys.executable, "-m", "hetjax.launch", "--runtime=apart", "--max_restarts=9999"]
+        num_workers = len(_CPUS.value.split(","))
+        command += [f"--workers={num_workers}", f"--cpus={_CPUS.value}", "--"]
+        own = [sys.executable, "-m", "experiments.drills.membership", f"--workdir={workdir}"]
+        own += [f"--secs={_SECS.value}", f"--model={_MODEL.value}"]
+        launcher = subprocess.Popen([*command, *own], stderr=subprocess.PIPE, text=True)
+        said: list[str] = []
+        run = threading.Event()
+        threading.Thread(target=_read, args=(launcher, said, run), daemon=True).start()
+        run.wait()
+        commits = _Commits(pathlib.Path(re.search(r"--add=(\S+?)[,;]?\s", said[-1] + " ")[1]))
+        commits.start()
+        hits = _hit(launcher, commits)
+        code = launcher.wait()
+        commits.over.set()
+        if code:
+            sys.exit("\n".join([f"the run failed with exit code {code}:", *said[-40:]]))
+        return _judge(hits, commits.at, *_told(workdir), said)
+
+
+def _read(launcher: subprocess.Popen, said: list[str], run: threading.Event) -> None:
+    assert launcher.stderr is not None
+    for line in launcher.stderr:
+        said.append(line.rstrip())
+        if "--add=" in line:
+            run.set()
+
+
+def _hit(launcher: subprocess.Popen, commits: _Commits) -> list[float]:
+    """Kills or stops a worker now and then; returns when."""
+    rng, hits = random.Random(0), []
+    while len(commits.at) < 20 and launcher.poll() is None:
+        time.sleep(0.1)
+    ends = time.monotonic() + _SECS.value
+    while launcher.poll() is None:
+        time.sleep(_EVERY.value)
+        workers = _workers(launcher.pid)
+        if not workers or time.monotonic() > ends:
+            continue
+        pid = rng.choice(workers)
+        hits.append(time.monotonic())
+        os.kill(pid, signal.SIGKILL if _KIND.value == "kill" else signal.SIGSTOP)
+        if _KIND.value == "stop":
+            threading.Timer(_STOP_SECS, os.kill, (pid, signal.SIGCONT)).start()
+    return hits
+
+
+def _workers(launcher: int) -> list[int]:
+    """Processes that train: those of the launcher that hold a workdir's name."""
+    found = []
+    for path in pathlib.Path("/proc").glob("[0-9]*"):
+        try:
+            parent = int((path / "stat").read_text().rpartition(")")[2].split()[1])
+            is_worker = b"drills.membership" in (path / "cmdline").read_bytes()
+        except OSError:
+            continue
+        if parent == launcher and is_worker:
+            found.append(int(path.name))
+    return sorted(found)
+
+
+def _judge(
+    hits: list[float],
+    commits: dict[int, float],
+    lines: list[dict[str, Any]],
+    summary: dict[str, Any],
+    said: list[str],
+) -> list[rows.Row]:
+    times = np.array([commits[number] for number in sorted(commits)])
+    gaps = np.diff(times)
+    usual = float(np.median(gaps))
+    hits = [hit for hit in hits if hit < times[-1]]
+    waits = np.array([times[times > hit][0] - hit for hit in hits])
+    lost = float(np.maximum(waits - usual, 0).sum() / (times[-1] - times[0]))
+    joins = [int(m[1]) for line in said if (m := re.search(r"round (\d+): worker \d+ joins", line))]
+    at_joins = np.array([commits[n] - commits[n - 1] for n in joins if {n, n - 1} <= set(commits)])
+    is_once = [line["round"] for line in lines] == list(range(len(lines)))
+    title = f"{_MODEL.value}, shares {_CPUS.value}, a {_KIND.value} every {_EVERY.value:g} s"
+    return [
+        rows.Row(
+            f"{title}: examples missing, doubled; each round has one line; rounds, {_KIND.value}s",
+            "0, 0; True",
+            f"{summary['examples_missing']}, {summary['examples_duplicated']}; {is_once}; "
+            f"{len(lines)}, {len(hits)}",
+        ),
+        rows.Row(
+            f"{title}: sum of (to the next commit - a round of {usual * 1e3:.0f} ms) over the "
+            "run's time",
+            "≤ 1 %",
+            f"{lost:.2%}",
+        ),
+        rows.Row(
+            f"{title}: to the next commit, rounds: median, 95 %, most; ms",
+            "≤ 2 in 95 %, ≤ 3 s",
+            f"{_told_of(waits / usual)}; {_told_of(waits * 1e3)}",
+        ),
+        rows.Row(
+            f"{title}: the round in which a worker joins, rounds: median, 95 %, most; joins",
+            "≤ 2, and the state's bytes",
+            f"{_told_of(at_joins / usual)}; {len(joins)}",
+        ),
+    ]
+
+
+def _told_of(values: np.ndarray) -> str:
+    if not len(values):
+        return "none"
+    return ", ".join(f"{x:.3g}" for x in (*np.percentile(values, [50, 95]), values.max()))
+
+
+def main(argv: list[str]) -> None:
+    if len(argv) > 1:
+        sys.exit(f"Unexpected arguments: {' '.join(argv[1:])}")
+    if _WORKDIR.value:
+        train()
+        return
+    rows.print_tables({"membership": drill}, [], rows.machine)
+
+
+if __name__ == "__main__":
+    app.run(main)

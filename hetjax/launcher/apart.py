@@ -1,0 +1,137 @@
+"""Looks after workers that come and go (`--runtime=apart`): who dies is started anew, alone.
+
+Exit codes beside those of `supervisor`: 75 was late and is left out, to be started anew; 76 left as
+it was asked to. A worker that tells why it ends (it raised) ends the attempt, as in any run.
+"""
+
+import contextlib
+import shutil
+import time
+from collections.abc import Mapping
+from typing import Any, Self
+
+from hetjax.launcher import faults, gang, seats, supervisor
+from hetjax.processes import beacons
+from hetjax.processes.place import LEFT_OUT, REMOVED
+
+
+class Apart(supervisor.Supervisor):
+    """As its base, of one run apart, in whose directory users ask."""
+
+    def __enter__(self) -> Self:
+        self._restarts, self._all_shares = 0, seats.Shares(self._shares)
+        self._shares = self._all_shares
+        where = seats.directory_of_runs()
+        self._stack = contextlib.ExitStack()
+        self._stack.callback(self._all_shares.close)
+        made = supervisor.directory("hetjax-run-", self._guardian, where)
+        self.run_directory = self._stack.enter_context(made)
+        self._log.say(
+            f"workers come and go by --add={self.run_directory} and "
+            f"--remove={self.run_directory}:WORKER"
+        )
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+
+    def _environments(self, common: Mapping[str, str]) -> list[dict[str, str]]:
+        attempt, num_workers = common["HETJAX_ATTEMPT"], self._options.num_workers
+        most = self._options.max_workers or num_workers
+        shutil.rmtree(self.run_directory / str(int(attempt) - 1), ignore_errors=True)
+        self._seats = seats.Seats(self.run_directory / attempt, num_workers, most)
+        self._common, self._has_finished = dict(common), False
+        return [{**common, **self._seats.take(seat)} for seat in range(num_workers)]
+
+    def _start(self, seat: int) -> None:
+        with contextlib.suppress(FileNotFoundError):  # what its last process said is not its own
+            beacons.path(self._directory, seat).unlink()
+        self._workers.start(seat, {**self._common, **self._seats.take(seat)})
+
+    def _take(self, event: Any) -> None:
+        if isinstance(event, gang.Ended):
+            self._seats.over(event.worker)
+            if not (self._verdict or self._faults or self._stop_code) and self._goes_on(event):
+                return
+        super()._take(event)
+
+    def _goes_on(self, event: gang.Ended) -> bool:
+        """Whether the run goes on without a process that has ended, or with another in its seat."""
+        worker, code, options = event.worker, event.returncode, self._options
+        is_killed = supervisor.died_by_itself(event)
+        self._has_finished |= code == 0
+        if not is_killed and code not in (LEFT_OUT, REMOVED):
+            return False
+        self._workers.ended(worker)
+        most, told = options.max_restarts, f"{supervisor.end_of(event)}; the others go on; "
+        if code == REMOVED:
+            self._log.say(f"worker {worker} has left; its seat is empty")
+        elif self._has_finished:
+            self._log.say(f"{supervisor.end_of(event)} while the others ended")
+        elif code == LEFT_OUT:
+            self._log.say(f"worker {worker} was late and left out; it is started anew")
+            self._start(worker)
+        elif self._restarts < most:
+            self._restarts += 1
+            self._log.say(f"{told}restart {self._restarts} of {most}")
+            self._start(worker)
+        else:
+            self._log.say(f"{told}its seat stays empty: --max_restarts={most} are spent")
+        if not (self._workers.running or self._has_finished):
+            self._verdict = supervisor.Verdict(1, "no worker is left", restart=True)
+        return True
+
+    def _fault(
+        self, snapshots: Mapping[int, beacons.Snapshot | None], stopped: set[int]
+    ) -> faults.Fault | None:
+        """Who sleeps is left out by the others; who has been started late has its time."""
+        for worker in stopped if self._has_finished else ():
+            self._workers.kill_one(worker)
+        late = time.monotonic() - self._options.start_secs
+        looked_at = {
+            worker: said
+            for worker, said in snapshots.items()
+            if worker not in stopped and (said is not None or self._seats.began[worker] < late)
+        }
+        return super()._fault(looked_at, set())
+
+    def _condemn(self, fault: faults.Fault) -> None:
+        if fault.process is None:
+            super()._condemn(fault)
+        else:
+            self._workers.kill_one(fault.process)
+
+    def _hear(self) -> None:
+        super()._hear()
+        for name, request in seats.asked(self.run_directory):
+            try:
+                text = self._done(request)
+            except ValueError as error:
+                seats.answer(self.run_directory, name, False, str(error))
+            else:
+                self._log.say(text)
+                seats.answer(self.run_directory, name, True, text)
+
+    def _done(self, request: Mapping[str, Any]) -> str:
+        """Does what a user asks; says so.
+
+        Raises:
+            ValueError: it cannot be done.
+        """
+        worker = request.get("remove")
+        if worker is not None:
+            if worker not in self._seats.start_of:
+                there = ", ".join(map(str, sorted(self._seats.start_of)))
+                raise ValueError(f"worker {worker} does not run; there are {there}")
+            self._seats.ask_to_leave(worker)
+            return f"worker {worker} is to leave after its round"
+        seat = self._seats.free()
+        if seat is None:
+            most = self._options.max_workers or self._options.num_workers
+            raise ValueError(f"all {most} seats are taken; start the run with more --max_workers")
+        if self._has_finished or self._verdict or self._stop_code:
+            raise ValueError("the run is at its end")
+        for group in self._all_shares.add(seat, request.get("cpus")):
+            self._guardian.add("control_group", group)
+        self._start(seat)
+        return f"worker {seat} is started"

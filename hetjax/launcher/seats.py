@@ -1,0 +1,167 @@
+"""The seats of a run apart: who sits in each, who is over, and what users ask for while it runs.
+
+The workers read `roll`, a byte for each start of a process. Users ask by files in the directory of
+the run: `--add`, `--remove` of `hetjax.launch`.
+"""
+
+import contextlib
+import json
+import mmap
+import os
+import pathlib
+import secrets
+import tempfile
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from hetjax.launcher import cpu_shares
+
+_MOST_STARTS = 1 << 16
+_RUNS, _OVER, _ASKED_TO_LEAVE = 1, 2, 3  # in `roll`
+_PATIENCE_SECS, _LOOK_SECS = 10.0, 0.05
+_SHARED = pathlib.Path("/dev/shm")
+
+
+def directory_of_runs() -> str | None:
+    """Where memory is shared; None: where other temporary files are."""
+    return str(_SHARED) if os.access(_SHARED, os.W_OK | os.X_OK) else None
+
+
+class Seats:
+    """The seats of one attempt.
+
+    Args:
+        directory: of the attempt; it is made.
+        founders: seats that begin the run.
+        seats: of the run, taken or not.
+    """
+
+    def __init__(self, directory: pathlib.Path, founders: int, seats: int) -> None:
+        self._directory, self._founders = directory, founders
+        self.start_of: dict[int, int] = {}
+        """The newest start in each seat that is taken."""
+        self.began: dict[int, float] = {}
+        """When that was started, monotonic seconds."""
+        self._seats, self._starts = seats, 0
+        for each in (directory, directory / "board"):
+            each.mkdir(mode=0o700)
+        (directory / "roll").write_bytes(bytes(_MOST_STARTS))
+        with open(directory / "roll", "r+b") as file:
+            self._roll = mmap.mmap(file.fileno(), 0)
+
+    def take(self, seat: int) -> dict[str, str]:
+        """The variables of the process that is to be started in a seat."""
+        start, self._starts = self._starts, self._starts + 1
+        self._roll[start] = _RUNS
+        self.start_of[seat], self.began[seat] = start, time.monotonic()
+        return {
+            "HETJAX_RUNTIME": "apart",
+            "HETJAX_RUN": str(self._directory),
+            "HETJAX_START": str(start),
+            "HETJAX_PROCESS_ID": str(seat),
+            "HETJAX_NUM_PROCESSES": str(self._seats),
+            "HETJAX_FOUNDERS": str(self._founders),
+        }
+
+    def over(self, seat: int) -> None:
+        """Writes where all look that who sat there is over; the seat is free."""
+        self._roll[self.start_of.pop(seat)] = _OVER
+
+    def free(self) -> int | None:
+        """The first free seat."""
+        return next((seat for seat in range(self._seats) if seat not in self.start_of), None)
+
+    def ask_to_leave(self, seat: int) -> None:
+        self._roll[self.start_of[seat]] = _ASKED_TO_LEAVE
+
+
+class Shares(cpu_shares.NoShares):
+    """Shares of seats, of which some come later.
+
+    Args:
+        held: those of the first seats.
+    """
+
+    def __init__(self, held: cpu_shares.NoShares) -> None:
+        self._first, self._later = held, dict[int, cpu_shares.NoShares]()
+        self.description = held.description
+
+    def add(self, seat: int, share: float | None) -> list[str]:
+        """Holds who comes into a seat to a share; None: to none. Returns new control groups.
+
+        Raises:
+            ValueError: there are not so many cores.
+        """
+        if share is not None:
+            cpu_shares.check_shares([share], len(cpu_shares.available_cores()) or 1)
+        self._later[seat] = cpu_shares.hold(() if share is None else (share,))
+        return list(self._later[seat].groups)
+
+    def _of(self, seat: int) -> tuple[cpu_shares.NoShares, int]:
+        return (self._later[seat], 0) if seat in self._later else (self._first, seat)
+
+    def confinement(self, index: int) -> cpu_shares.Confinement:
+        held, seat = self._of(index)
+        return held.confinement(seat)
+
+    def started(self, index: int, pid: int) -> None:
+        held, seat = self._of(index)
+        held.started(seat, pid)
+
+    def ended(self, index: int) -> None:
+        held, seat = self._of(index)
+        held.ended(seat)
+
+    def stops(self, index: int) -> bool:
+        held, seat = self._of(index)
+        return held.stops(seat)
+
+    def close(self) -> None:
+        """Of those who came later; the first are closed where they were made."""
+        for held in self._later.values():
+            held.close()
+
+
+# --- What users ask ---
+
+
+def ask(directory: str, request: Mapping[str, Any]) -> str:
+    """Asks the launcher of a run; what it says.
+
+    Raises:
+        ValueError: there is no such run, or it refuses.
+    """
+    name, run = secrets.token_hex(8), pathlib.Path(directory)
+    ended = f"{directory}: there is no such run, or it has ended"
+    try:
+        with tempfile.NamedTemporaryFile("w", dir=run, delete=False) as file:
+            json.dump(request, file)
+        os.replace(file.name, run / f"ask-{name}")
+    except OSError:
+        raise ValueError(ended) from None
+    deadline = time.monotonic() + _PATIENCE_SECS
+    while time.monotonic() < deadline and run.is_dir():
+        with contextlib.suppress(FileNotFoundError):
+            is_done, text = json.loads((run / f"answer-{name}").read_text())
+            if not is_done:
+                raise ValueError(text)
+            return text
+        time.sleep(_LOOK_SECS)
+    raise ValueError(ended)
+
+
+def asked(directory: pathlib.Path) -> list[tuple[str, dict[str, Any]]]:
+    """What is asked and not answered, with names for `answer`."""
+    found = []
+    for path in directory.glob("ask-*"):
+        found.append((path.name.removeprefix("ask-"), json.loads(path.read_text())))
+        path.unlink()
+    return found
+
+
+def answer(directory: pathlib.Path, name: str, is_done: bool, text: str) -> None:
+    """Answers one of `asked`."""
+    new = directory / f"new-{name}"
+    new.write_text(json.dumps([is_done, text]))
+    new.replace(directory / f"answer-{name}")

@@ -1,0 +1,325 @@
+"""Processes of one machine, each with a JAX of its own, that come and go while the run goes on.
+
+A round of theirs, of which `tests/processes/round_model.py` is the model:
+
+1. Each member writes what its worker contributes into one half of a buffer that the others have
+   mapped (`post`), and what it did into one half of another (`tell`): rounds use the halves in
+   turn. A half carries its round before and behind what is written. Then it is ready.
+2. The first member that lives, when all are ready, dead or late, decides who is in the sum and who
+   is a member of the next round. Nobody applies anything before.
+3. Each member in the sum adds a slice of all contributions, and takes the slices of the others; the
+   slice of one that is dead or late is added by all (`total`). What is added is added in the order
+   of the seats, so to the same bytes.
+4. It looks at the marks again. What was overwritten meanwhile, because it slept, it throws away,
+   and begins anew.
+5. A digest of the state that it made of the sum is beside what it tells of the next round.
+
+Contributions outlive who wrote them. Who joins gets the state of the round before from the member
+that decided.
+"""
+
+import statistics
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from jax.sharding import Mesh
+
+from hetjax import messages, types
+from hetjax.processes import apart_sums, halves, handing, waits
+from hetjax.processes import meeting as meeting_lib
+from hetjax.processes import place as place_lib
+from hetjax.processes.place import Decision, Member
+
+_LOST_SECS = 1.0  # after which who waits to be taken in looks whether anybody is left
+_ROUNDS = 5  # as many median rounds is nobody late
+
+
+class Apart(meeting_lib.Meeting):
+    """A member of a run apart, which has one worker.
+
+    Args:
+        place: of this process.
+        mesh: of its device.
+    """
+
+    alone = has_collectives = False
+    no_collectives = "the processes of this run are apart (--runtime=apart). "
+    carries_more = True
+
+    def __init__(self, place: place_lib.Place, mesh: Mesh) -> None:
+        super().__init__(place.num_processes)
+        self.place, self.mesh = place, mesh
+        self.process_of = np.arange(place.num_processes)
+        self._heard = np.ones(place.num_processes, bool)
+        self.turn = halves.Turn()
+        self._num_kinds = 0  # of rounds
+        self._point: types.PyTree = None
+        self._told: dict[Member, halves.Halves] = {}
+        self._num_bytes = 0  # of a message
+        self._since = time.monotonic()  # when this process was ready
+        self._rounds: list[float] = []  # seconds between the last decisions
+
+    @property
+    def present(self) -> np.ndarray:
+        there = np.zeros(len(self.process_of), bool)
+        there[self.place.present] = True
+        return there
+
+    @property
+    def heard(self) -> np.ndarray:
+        return self._heard
+
+    @property
+    def joins(self) -> bool:
+        return self.place.is_newcomer and self.place.last is None
+
+    def begins(self, round_index: int | None, point: types.PyTree) -> None:
+        self.turn.is_warm_up, self._point = round_index is None, point
+        if not self.turn.is_warm_up and self.place.last is None:
+            self._found()
+
+    def _found(self) -> None:
+        """Waits until all founders are there, who begin the run together.
+
+        Raises:
+            ValueError: the run has begun without this process.
+        """
+        place = self.place
+        if self.joins:
+            raise ValueError("fit: only fit takes newcomers into a run apart; Run has no way to")
+        place.ask()
+        with waits.Wait("begin", lambda: self._missing(place.asking())) as wait:
+            while (first := place.decided(place_lib.FIRST)) is None:
+                wait.check()
+                there = place.asking()
+                if not self._missing(there):
+                    members = tuple(m for m in there if m.seat < place.founders)
+                    first = place.decide(Decision(place_lib.FIRST, (), members, -1))
+                    place.forget(first.members)
+                    break
+                place.wait(place_lib.LOOK_SECS)
+        if place.own not in first.members:
+            place.leave(first)
+        place.last = first
+        place.wake(first.members)
+
+    def _missing(self, there: Sequence[Member]) -> set[int]:
+        return set(range(self.place.founders)) - {m.seat for m in there}
+
+    # --- What is told, and decided ---
+
+    def tell(self, messages: np.ndarray) -> np.ndarray:
+        if self.turn.is_warm_up:
+            return self._spread(messages, [(self.place.process_id, messages[0])])
+        place, number = self.place, self.turn.number
+        assert place.last is not None
+        if not self._num_bytes:
+            self._num_bytes = messages.nbytes
+            own = place.directory / f"told.{place.start}"
+            self._told[place.own] = halves.Halves(own, self._num_bytes, make=True)
+        told = self._told[place.own]
+        told.begin(number)[: messages.nbytes] = np.frombuffer(messages.tobytes(), np.uint8)
+        told.marks[halves.DIGEST] = halves.digest(self._point)
+        told.end(number)
+        told.marks[halves.READY] = number
+        began, self._since = self._since, time.monotonic()
+        place.wake(place.last.members)
+        decision = self._decision()
+        self._rounds = [*self._rounds[-99:], time.monotonic() - began]
+        if place.own not in decision.sum or place.own not in decision.members:
+            place.leave(decision)
+        rows = [(m.seat, self._heard_of(m, messages.dtype, decision)) for m in decision.sum]
+        self._check(decision)
+        self._tell_changes(place.last, decision)
+        for gone in self._told.keys() - {*decision.sum, *decision.members}:
+            del self._told[gone]
+        place.last = decision
+        return self._spread(messages, rows)
+
+    def _spread(self, like: np.ndarray, rows: list[tuple[int, Any]]) -> np.ndarray:
+        """[W], zeros of who has told nothing."""
+        self._heard[:] = False
+        spread = np.zeros(len(self.process_of), like.dtype)
+        for seat, row in rows:
+            spread[seat], self._heard[seat] = row, True
+        return spread
+
+    def _heard_of(self, member: Member, dtype: np.dtype, decision: Decision) -> Any:
+        told = self._of(member)
+        half = told.halves[self.turn.number % 2][: dtype.itemsize].copy()
+        if not told.has(self.turn.number):
+            self.place.leave(decision)
+        return half.view(dtype)[0]
+
+    def _of(self, member: Member) -> halves.Halves:
+        """Where a member writes what it tells."""
+        if member not in self._told:
+            path = self.place.directory / f"told.{member.start}"
+            self._told[member] = halves.Halves(path, self._num_bytes)
+        return self._told[member]
+
+    def is_ready(self, member: Member) -> bool:
+        try:
+            return bool(self._of(member).marks[halves.READY] >= self.turn.number)
+        except FileNotFoundError:
+            return False
+
+    def is_late(self, member: Member, now: float) -> bool:
+        """Whether nobody waits for a member any more that lives and is not ready."""
+        usual = statistics.median(self._rounds) if self._rounds else 0.0
+        patience = max(self.place.late_secs, _ROUNDS * usual)
+        return now - self._since > patience and not self.place.is_busy(member, now)
+
+    def _decision(self) -> Decision:
+        """What stands of this round: who is to decide and when, see above."""
+        place, number = self.place, self.turn.number
+        assert place.last is not None
+        members = place.last.members
+
+        def due() -> list[Member]:
+            return [m for m in members if place.lives(m) and not self.is_ready(m)]
+
+        with waits.Wait("end the round", lambda: {m.seat for m in due()}) as wait:
+            while (stands := place.decided(number)) is None:
+                wait.check()
+                now = time.monotonic()
+                late = [m for m in due() if self.is_late(m, now)]
+                fit = [m for m in members if place.lives(m) and m not in late]
+                if fit[0] == place.own and len(late) == len(due()):
+                    stands = place.decide(self._plan())
+                    place.wake((*members, *stands.joining))
+                    break
+                newest = place.newest() if late else None
+                if newest is not None and newest.number > number:
+                    place.leave(newest)
+                place.wait(place_lib.LOOK_SECS)
+        return stands
+
+    def _plan(self) -> Decision:
+        """What this process decides: who is ready is in the sum, and stays if it lives."""
+        place = self.place
+        assert place.last is not None
+        ready = [m for m in place.last.members if self.is_ready(m)]
+        stay = [m for m in ready if place.lives(m) and not place.is_asked_to_leave(m)]
+        taken = {m.seat for m in place.last.members if place.lives(m)}
+        new = [m for m in place.asking() if m.seat not in taken]
+        new = [m for m in new if m not in place.last.members]
+        return Decision(self.turn.number, tuple(sorted(ready)), (*stay, *new), place.start)
+
+    def _check(self, decision: Decision) -> None:
+        """Compares the digests of what the members made of the round before.
+
+        Raises:
+            RuntimeError: they have different states.
+        """
+        digests = [int(self._of(m).marks[halves.DIGEST]) for m in decision.sum]
+        others = [m.seat for m, d in zip(decision.sum, digests, strict=True) if d != digests[0]]
+        if others:
+            raise RuntimeError(
+                f"worker {', '.join(map(str, others))} has another state than worker "
+                f"{decision.sum[0].seat} after round {self.turn.number - 1}"
+            )
+
+    def _tell_changes(self, before: Decision, decision: Decision) -> None:
+        """Says who has come and gone, and puts away what the gone have left."""
+        place = self.place
+        assert place.last is not None
+        if decision.donor != place.start:
+            return
+        for member in set(before.members) - set(decision.members):
+            did = "what it did counts" if member in decision.sum else "the others do its part"
+            how = "was late" if place.lives(member) else "is gone"
+            if place.is_asked_to_leave(member):
+                how = "leaves"
+            messages.say(f"round {self.turn.number}: worker {member.seat} {how}; {did}")
+        for member in decision.joining:
+            messages.say(f"round {self.turn.number + 1}: worker {member.seat} joins")
+        place.forget(decision.joining)
+        for path in place.directory.glob("*.*"):
+            kind, _, start = path.name.partition(".")
+            if kind == "state" and int(start) < self.turn.number - 1:
+                path.unlink(missing_ok=True)
+            here = {m.start for m in (*decision.sum, *decision.members, *before.sum)}
+            is_over = start.isdecimal() and not place.lives(Member(-1, int(start)))
+            if kind.startswith(("told", "sums")) and is_over and int(start) not in here:
+                path.unlink(missing_ok=True)
+
+    def sums(self, like: types.PyTree) -> meeting_lib.Sums:
+        self._num_kinds += 1
+        return apart_sums.ApartSums(self.place, self.mesh, self.turn, like, self._num_kinds)
+
+    # --- Coming ---
+
+    def hands_on(self) -> bool:
+        """Whether this process is to hand the state of the last round to newcomers."""
+        last = self.place.last
+        return last is not None and last.donor == self.place.start and bool(last.joining)
+
+    def hand_on(self, arrays: dict[str, np.ndarray], about: dict[str, Any]) -> None:
+        """Hands the state of the last round to those who are members from the next one on."""
+        assert self.place.last is not None
+        path = self.place.directory / f"state.{self.place.last.number}"
+        try:
+            handing.write(path, arrays, about)
+        except OSError as error:
+            messages.say(f"no newcomer is taken in: {self.place.directory}: {error.strerror}")
+        self.place.wake(self.place.last.joining)
+
+    def take_in(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+        """Waits until this newcomer, which has compiled, is a member; the state that it is handed.
+
+        Raises:
+            RuntimeError: nobody is left who has the state.
+        """
+        place = self.place
+        place.ask()
+        taken, looked = None, time.monotonic()
+        with waits.Wait("take it in", lambda: {m.seat for m in self._holders()}) as wait:
+            while True:
+                wait.check()
+                if place.is_over():
+                    place.end(place_lib.REMOVED, "came when the run had ended")
+                newest = place.newest()
+                assert newest is not None
+                if taken is None and place.own in newest.members:
+                    taken = newest
+                if taken is not None:
+                    path = place.directory / f"state.{taken.number}"
+                    if path.exists():
+                        break
+                    donor = Member(-1, taken.donor)
+                    if newest.number > taken.number or not place.lives(donor):
+                        place.end(place_lib.LEFT_OUT, "was handed no state; it begins anew")
+                if time.monotonic() - looked > _LOST_SECS:
+                    if not self._holders():
+                        raise RuntimeError(
+                            "all workers that had the state of the run are gone, and none has "
+                            "joined since"
+                        )
+                    looked = time.monotonic()
+                place.wait(place_lib.LOOK_SECS)
+        place.last, self.turn.number = taken, taken.number + 1
+        return handing.read(path)
+
+    def _holders(self) -> list[Member]:
+        """Who has the state of the run, and lives."""
+        newest = self.place.newest()
+        members = [] if newest is None else set(newest.members) - set(newest.joining)
+        return [m for m in members if self.place.lives(m)]
+
+    def outlives_leader(self) -> bool:
+        place = self.place
+        with waits.Wait("write what the run leaves", place.others) as wait:
+            while not place.leads:
+                if place.is_over():
+                    return False
+                wait.check()
+                place.wait(place_lib.LOOK_SECS)
+        return not place.is_over()
+
+    def close(self) -> None:
+        """Says that all is written."""
+        if self.place.leads:
+            self.place.say_over()

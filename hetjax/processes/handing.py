@@ -1,0 +1,49 @@
+"""The state of a run in a file in memory, from a process that has it to one that joins.
+
+JSON in front says where each array lies. Nothing is ever unpickled.
+"""
+
+import json
+import pathlib
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+
+def write(path: pathlib.Path, arrays: dict[str, np.ndarray], about: dict[str, Any]) -> None:
+    """Writes it whole or not at all.
+
+    Args:
+        path: of the file.
+        arrays: by name.
+        about: JSON values.
+
+    Raises:
+        OSError: there is no room.
+    """
+    index = {name: [str(array.dtype), array.shape] for name, array in arrays.items()}
+    head, new = json.dumps([index, about]).encode(), path.with_name(f"{path.name}.new")
+    try:
+        with open(new, "wb") as file:
+            file.write(len(head).to_bytes(8, "little") + head)
+            for array in arrays.values():
+                file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+        new.replace(path)
+    except OSError:
+        new.unlink(missing_ok=True)
+        raise
+
+
+def read(path: pathlib.Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """What `write` was given."""
+    content = np.fromfile(path, np.uint8)
+    length = int.from_bytes(content[:8].tobytes(), "little")
+    index, about = json.loads(content[8 : 8 + length].tobytes())
+    arrays, at = {}, 8 + length
+    for name, (kind, shape) in index.items():
+        dtype = jnp.dtype(kind)
+        size = int(np.prod(shape, dtype=int)) * dtype.itemsize
+        arrays[name] = np.frombuffer(content[at : at + size].tobytes(), dtype).reshape(shape)
+        at += size
+    return arrays, about

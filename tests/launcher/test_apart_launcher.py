@@ -1,0 +1,162 @@
+"""Workers that come and go one by one: what the launcher says, starts and writes into the roll."""
+
+import os
+import pathlib
+import re
+import signal
+import sys
+
+import pytest
+
+from hetjax import launch as launcher
+from hetjax.launcher import apart as apart_lib
+from tests.launcher import launches
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
+SAYS = """
+start, own = int(os.environ["HETJAX_START"]), pathlib.Path(os.environ["HETJAX_RUN"])
+beat = lambda: None
+def go_on():
+    code = told(f"code-{start}")
+    wait_for(lambda: beat() or code.exists() or (own / "roll").read_bytes()[start] == 3)
+    sys.exit(int(code.read_text()) if code.exists() else 76)
+print("start", start, "of", own, "founders", os.environ["HETJAX_FOUNDERS"])
+"""
+GOES_ON = SAYS + "go_on()\n"
+
+
+class Apart:
+    """A launcher with `--runtime=apart`, and its run directory."""
+
+    def __init__(self, launch, *flags, program=GOES_ON, **options):
+        self.launch = launch(program, "--runtime=apart", *flags, **options)
+        (found,), _ = self.launch.wait_for(r"workers come and go by .*--add=(\S+) ")
+        self.run = pathlib.Path(found[1])
+
+    def seats(self, count):
+        """The seats of the first starts, in the order in which they were said."""
+        matches, _ = self.launch.wait_for(r"\[(\d+)\] start (\d+) of", count)
+        return {int(match[2]): int(match[1]) for match in matches[:count]}
+
+    def roll(self, attempt=0):
+        return (self.run / str(attempt) / "roll").read_bytes().rstrip(b"\0")
+
+    def finish(self, start, code=0):
+        new = self.launch.beacons / "new"
+        new.write_text(str(code))
+        new.rename(self.launch.beacons / f"code-{start}")
+
+    def end(self, *starts):
+        """Lets the starts finish; the launcher's exit code. Checks that nothing is left."""
+        for start in starts:
+            self.finish(start)
+        code = self.launch.end()
+        launches.is_gone(self.run.exists)
+        return code
+
+    def says(self, words):
+        self.launch.wait_for(re.escape(words))
+
+
+@pytest.fixture
+def apart(launch):
+    return lambda *flags, **options: Apart(launch, *flags, **options)
+
+
+def refused(arguments, capsys):
+    with pytest.raises(SystemExit) as raised:
+        launcher.main(arguments)
+    assert raised.value.code == 2
+    return capsys.readouterr().err
+
+
+def test_a_killed_worker_is_started_anew_in_its_seat(apart):
+    run = apart("--workers=2", "--max_workers=3")
+    assert run.seats(2) == {0: 0, 1: 1}
+    assert run.roll() == bytes([1, 1])
+    for path in (run.run, run.run / "0", run.run / "0" / "board"):
+        assert path.stat().st_mode & 0o777 == 0o700
+    os.kill(run.launch.pids(2)[1], signal.SIGKILL)
+    run.says("worker 1 ended by SIGKILL; the others go on; restart 1 of 3")
+    assert run.seats(3)[2] == 1
+    assert run.roll() == bytes([1, 2, 1])
+    assert f"[1] start 2 of {run.run}/0 founders 2" in run.launch.out()
+    assert run.end(0, 2) == 0
+    assert run.launch.text().count("restart") == 1
+
+
+def test_who_was_late_is_started_anew_and_not_counted(apart):
+    run = apart("--workers=2", "--max_restarts=0")
+    run.seats(2)
+    for start in (1, 2):
+        run.finish(start, apart_lib.LEFT_OUT)
+        assert run.seats(start + 2)[start + 1] == 1
+    assert run.roll() == bytes([1, 2, 2, 1])
+    assert run.end(0, 3) == 0
+    assert run.launch.text().count("worker 1 was late and left out; it is started anew") == 2
+    assert "restart" not in run.launch.text()
+
+
+def test_workers_leave_and_are_added_when_asked(apart, capsys):
+    run = apart("--workers=2", program=SAYS + "wait_for(told('go').exists)\ngo_on()\n")
+    run.seats(2)
+    assert "all 2 seats are taken" in refused([f"--add={run.run}"], capsys)
+    assert "worker 2 does not run" in refused([f"--remove={run.run}:2"], capsys)
+    assert launcher.main([f"--remove={run.run}:1"]) == 0
+    assert capsys.readouterr().out == "worker 1 is to leave after its round\n"
+    assert run.roll() == bytes([1, 3])
+    (run.launch.beacons / "go").touch()
+    run.says("worker 1 has left; its seat is empty")
+    assert run.roll() == bytes([1, 2])
+    assert "99" in refused([f"--add={run.run}", "--cpus=99"], capsys)
+    assert launcher.main([f"--add={run.run}", "--cpus=0.25"]) == 0
+    assert capsys.readouterr().out == "worker 1 is started\n"
+    assert run.seats(3)[2] == 1
+    assert len(os.sched_getaffinity(run.launch.pids(3)[1])) == 1
+    run.finish(0)
+    launches.eventually(lambda: run.roll() == bytes([2, 2, 1]))
+    launches.eventually(lambda: "the run is at its end" in refused([f"--add={run.run}"], capsys))
+    assert run.end(2) == 0
+    assert "there is no such run, or it has ended" in refused([f"--add={run.run}"], capsys)
+
+
+def test_seats_stay_empty_when_the_restarts_are_spent(apart):
+    run = apart("--workers=2", "--max_restarts=1")
+    os.kill(run.launch.pids(2)[1], signal.SIGKILL)
+    run.seats(3)
+    os.kill(run.launch.pids(3)[1], signal.SIGKILL)
+    run.says("worker 1 ended by SIGKILL; the others go on; its seat stays empty")
+    assert run.roll() == bytes([1, 2, 2])
+    assert run.end(0) == 0
+
+
+@pytest.mark.parametrize(
+    ("end", "said"),
+    [
+        ("endings.write(told('.'), 1, endings.of_error(1, ValueError('x')))", "raised ValueError"),
+        ("", "ended with exit code 5"),
+    ],
+)
+def test_an_end_that_is_told_or_no_signal_is_that_of_all(apart, end, said):
+    own = f"from hetjax.processes import endings\n{end}\nsys.exit(5)"
+    program = SAYS + f"if (worker, attempt) == (1, 0):\n    exec({own!r})\ngo_on()\n"
+    run = apart("--workers=2", "--grace_secs=0.2", program=program)
+    run.launch.wait_for(f"worker 1 {said}.*; restart 1 of 3 from the last checkpoint")
+    run.launch.wait_for(rf"start \d of {run.run}/1", 2)
+    assert run.end(0, 1) == 0
+
+
+GOOD = ["--workers=2", "--", sys.executable, "-c", "pass"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--max_workers=3", *GOOD], "--max_workers=3: needs --runtime=apart"),
+        (["--runtime=apart", "--max_workers=1", *GOOD], "--max_workers=1: must be at least"),
+        (["--add=/no/run"], "/no/run: there is no such run, or it has ended"),
+        (["--remove=/no/run"], "--remove=/no/run: must be RUNDIR:WORKER"),
+    ],
+)
+def test_messages(arguments, message, capsys):
+    assert message in refused(arguments, capsys)

@@ -1,0 +1,77 @@
+"""A run of least squares whose workers come and go: prints what each process has of it at the end.
+
+python -m tests.processes.apart_program '{"workdir": …, "secs": …}'
+"""
+
+import json
+import os
+import sys
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import hetjax
+
+SIZE, BUDGET, MICROBATCH = 480, 12, 4
+
+
+def problem(secs=0.0):
+    """`(loss_fn, data)`; a microbatch takes so long."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(SIZE, 6))
+    data = {"x": x, "y": x @ np.arange(6.0) + 0.1 * rng.normal(size=SIZE)}
+
+    def pause(x):
+        time.sleep(secs)
+        return np.zeros_like(x)
+
+    def loss_fn(params, batch, rng):
+        losses = (batch["x"] @ params - batch["y"]) ** 2
+        if not secs:
+            return losses
+        shape = jax.ShapeDtypeStruct((), losses.dtype)
+        return losses + jax.pure_callback(pause, shape, jax.lax.stop_gradient(losses.sum()))
+
+    return loss_fn, data
+
+
+def fit(*, secs=0.0, raises_at=-1, **fields):
+    """The run; a callback raises at a round."""
+    loss_fn, data = problem(secs)
+
+    def callback(report):
+        if report.round == raises_at:
+            raise ValueError("enough")
+
+    fields = {"epochs": 6, "quota": "adaptive", "seed": 3} | fields
+    return hetjax.fit(
+        loss_fn,
+        jnp.zeros(6),
+        optax.sgd(0.02, momentum=0.5),
+        data,
+        microbatch_size=MICROBATCH,
+        budget=BUDGET,
+        progress=False,
+        callbacks=[callback],
+        loss_over="microbatch",
+        **fields,
+    )
+
+
+if __name__ == "__main__":
+    jax.config.update("jax_enable_x64", True)
+    hetjax.join_processes()
+    result = fit(**json.loads(sys.argv[1]))
+    told = {
+        "start": int(os.environ.get("HETJAX_START", -1)),
+        "leads": hetjax.leads(),
+        "rounds": len({line["round"] for line in result.history}),
+        "lines": len(result.history),
+        "params": [float(x).hex() for x in result.params],
+        "missing": result.summary["examples_missing"],
+        "duplicated": result.summary["examples_duplicated"],
+    }
+    print("result", json.dumps(told))

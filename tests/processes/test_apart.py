@@ -1,0 +1,238 @@
+"""Workers that come and go: real processes under the launcher, killed, stopped, added."""
+
+import concurrent.futures
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from hetjax.inputs import arguments, refusals
+from hetjax.processes import files, halves, handing, place
+from tests.launcher import launches
+from tests.launcher.conftest import launch  # noqa: F401
+from tests.processes import apart_program
+
+PROGRAM = """
+import runpy, sys
+sys.argv = ["apart_program", os.environ["APART"]]
+runpy.run_module("tests.processes.apart_program", run_name="__main__")
+"""
+WORKERS, ROUNDS = 3, 60
+
+
+@pytest.fixture
+def apart(launch, monkeypatch, tmp_path_factory):  # noqa: F811
+    """Starts a run apart; returns its launcher and its workdir."""
+
+    def start(*flags, **fields):
+        workdir = tmp_path_factory.mktemp("run")
+        fields = {"workdir": str(workdir), "secs": 0.02} | fields
+        monkeypatch.setenv("APART", json.dumps(fields))
+        monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+        flags = (f"--workers={WORKERS}", "--runtime=apart", "--max_restarts=20", *flags)
+        return launch(PROGRAM, *flags), workdir
+
+    return start
+
+
+def results(launched):
+    """What the processes had at the end, by worker."""
+    assert launched.end() == 0, launched.text()
+    found = [re.search(r"\[(\d+)\] result (.*)", line) for line in launched.out()]
+    return {int(match[1]): json.loads(match[2]) for match in found if match}
+
+
+def lines(workdir):
+    path = workdir / "metrics.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def after(count, workdir):
+    """Waits until a run has so many lines."""
+    launches.eventually(lambda: len(lines(workdir)) >= count)
+
+
+def pid_of(launched, worker):
+    """Of the newest start of a worker."""
+    found = [re.search(rf"\[{worker}\] pid (\d+)", line) for line in launched.out()]
+    return int([match for match in found if match][-1][1])
+
+
+def check_exact(workdir, told, *, seats=WORKERS, **fields):
+    """No example is missing or doubled, each round has one line, all have one state, and it is that
+    of a run of the same rounds in one process."""
+    count = len(lines(workdir))
+    assert [line["round"] for line in lines(workdir)] == list(range(count))
+    assert len({tuple(each["params"]) for each in told.values()}) == 1
+    for each in told.values():
+        assert (each["missing"], each["duplicated"]) == (0, 0)
+        assert (each["rounds"], each["lines"]) == (count, count)
+    fields |= {"cluster": {"num_workers": seats}, "replay": str(workdir / "metrics.jsonl")}
+    with jax.enable_x64(True):
+        again = apart_program.fit(local="virtual", **fields)
+    params = [float.fromhex(x) for x in next(iter(told.values()))["params"]]
+    np.testing.assert_allclose(params, again.params, rtol=1e-12)
+
+
+@pytest.mark.slow
+def test_rounds_are_those_of_processes_that_are_joined(apart, launch, tmp_path_factory):  # noqa: F811
+    """Of the same quotas, in float64."""
+    launched, workdir = apart(secs=0.0)
+    told = results(launched)
+    assert set(told) == set(range(WORKERS))
+    assert [each["leads"] for each in told.values()].count(True) == 1
+    check_exact(workdir, told)
+    fields = {"secs": 0.0, "replay": str(workdir / "metrics.jsonl")}
+    os.environ["APART"] = json.dumps(fields)  # which the fixture puts back
+    joined = results(launch(PROGRAM, f"--workers={WORKERS}"))
+    ours, theirs = ([float.fromhex(x) for x in each[0]["params"]] for each in (told, joined))
+    np.testing.assert_allclose(ours, theirs, rtol=1e-12)
+
+
+@pytest.mark.slow
+def test_killed_workers_are_replaced_and_nothing_is_lost(apart):
+    """The one that leads, too, and one that has joined."""
+    launched, workdir = apart(epochs=40)
+    for count, worker in enumerate((1, 0, 1)):
+        after(5 + len(lines(workdir)), workdir)
+        os.kill(pid_of(launched, worker), signal.SIGKILL)
+        launched.wait_for(rf"round \d+: worker {worker} joins", 1 + (count == 2))
+    told = results(launched)
+    assert set(told) == set(range(WORKERS))
+    launched.wait_for(r"worker \d leads from round")
+    check_exact(workdir, told, epochs=40)
+
+
+@pytest.mark.slow
+def test_a_worker_that_sleeps_is_left_out_and_begins_anew(apart, monkeypatch):
+    monkeypatch.setenv("HETJAX_LATE_SECS", "20")
+    launched, workdir = apart(epochs=100)
+    after(5, workdir)
+    pid = pid_of(launched, 0)
+    os.kill(pid, signal.SIGSTOP)
+    launched.wait_for(r"worker 0 was late; the others do its part")
+    os.kill(pid, signal.SIGCONT)
+    launched.wait_for(r"worker 0 joins")
+    check_exact(workdir, results(launched), epochs=100)
+
+
+@pytest.mark.slow
+def test_workers_are_added_and_taken_away_while_a_run_goes_on(apart):
+    launched, workdir = apart(f"--max_workers={WORKERS + 1}", epochs=60)
+    (match,), _ = launched.wait_for(r"--add=(\S+)")
+    after(5, workdir)
+    command = [sys.executable, "-m", "hetjax.launch"]
+    for flags in ([f"--add={match[1]}"], [f"--remove={match[1]}:0"]):
+        subprocess.run([*command, *flags], check=True, cwd=launches.ROOT)
+    launched.wait_for(rf"worker {WORKERS} joins")
+    launched.wait_for(r"worker 0 leaves")
+    told = results(launched)
+    assert 0 not in told
+    assert WORKERS in told
+    assert [sum(line["present"]) for line in lines(workdir)][-1] == WORKERS
+    check_exact(workdir, told, seats=WORKERS + 1, epochs=60)
+
+
+@pytest.mark.slow
+def test_a_worker_that_raises_ends_the_run_by_name(apart):
+    launched, _ = apart("--max_restarts=0", epochs=40, raises_at=4)
+    assert launched.end() == 1
+    launched.wait_for(r"worker 0 raised ValueError: enough")
+
+
+@pytest.mark.parametrize(
+    ("fields", "first"),
+    [
+        ({"local": "virtual"}, "local: got 'virtual'"),
+        ({"data": {"sharing": "private"}}, "data.sharing: got 'private'"),
+        ({"reducer": "d_psgd"}, "reducer.name: got 'd_psgd'"),
+        ({"ordering": "pair_balance"}, "ordering.method: got 'pair_balance'"),
+    ],
+)
+def test_what_needs_more_is_refused(fields, first):
+    config, parts = arguments.config_of_fields({"budget": 8, "local": "stepped"} | fields)
+    with pytest.raises(ValueError, match=re.escape(first)):
+        refusals.check_apart(config, parts, one_pass=True)
+
+
+def test_only_the_launcher_starts_such_runs(monkeypatch):
+    monkeypatch.setenv("HETJAX_RUNTIME", "apart")
+    with pytest.raises(ValueError, match="only the launcher starts such runs"):
+        place.of_environment()
+
+
+def test_a_key_is_set_once_whoever_tries(tmp_path):
+    """By many threads at once; all read what one of them has set."""
+
+    def try_to(number):
+        try:
+            files.Files(tmp_path).key_value_set("decision/3", str(number))
+        except FileExistsError:
+            return None
+        return number
+
+    with concurrent.futures.ThreadPoolExecutor(16) as threads:
+        set_by = [number for number in threads.map(try_to, range(64)) if number is not None]
+    board = files.Files(tmp_path)
+    assert [str(set_by[0])] == [board.key_value_try_get("decision/3")]
+    assert len(set_by) == 1
+    board.key_value_set("decision/3", "over", allow_overwrite=True)
+    board.key_value_set("other", "")
+    assert board.key_value_dir_get("decision/") == [("decision/3", "over")]
+    board.key_value_delete("decision/3")
+    with pytest.raises(KeyError, match="NOT_FOUND"):
+        board.key_value_try_get("decision/3")
+    with pytest.raises(TimeoutError, match="DEADLINE_EXCEEDED"):
+        board.blocking_key_value_get("decision/3", 20)
+
+
+def test_a_counter_counts_what_all_add(tmp_path):
+    with concurrent.futures.ThreadPoolExecutor(8) as threads:
+        add = lambda _: files.Files(tmp_path).key_value_increment("count", 2)  # noqa: E731
+        assert max(threads.map(add, range(50))) == 100
+
+
+def test_a_half_that_was_overwritten_shows_it(tmp_path):
+    written = halves.Halves(tmp_path / "half", 8, make=True)
+    read = halves.Halves(tmp_path / "half", 8)
+    written.begin(3)[:] = 1
+    assert not read.has(3)
+    written.end(3)
+    assert read.has(3)
+    assert read.halves[1].all()
+    written.begin(5)
+    assert not read.has(3)
+    assert not read.has(5)
+
+
+def test_digests_tell_states_apart():
+    tree = {"a": jnp.arange(7.0), "b": jnp.ones((3, 5), jnp.bfloat16)}
+    same = jax.tree.map(jnp.copy, tree)
+    assert halves.digest(tree) == halves.digest(same)
+    for name in tree:
+        other = tree | {name: tree[name].at[-1].multiply(1.01)}
+        assert halves.digest(tree) != halves.digest(other)
+
+
+def test_a_state_is_handed_on_as_it_is(tmp_path):
+    arrays = {
+        "a": np.arange(6, dtype=np.float32).reshape(2, 3),
+        "b": np.asarray(jnp.ones(5, jnp.bfloat16)),
+        "c": np.zeros((0, 4), np.int8),
+        "d": np.array(2.5),
+    }
+    handing.write(tmp_path / "state", arrays, {"rounds": 3, "lines": []})
+    found, about = handing.read(tmp_path / "state")
+    assert about == {"rounds": 3, "lines": []}
+    for name, array in arrays.items():
+        assert found[name].dtype == array.dtype
+        np.testing.assert_array_equal(found[name], array)
+    with pytest.raises(FileNotFoundError):
+        handing.write(tmp_path / "none" / "state", arrays, {})
