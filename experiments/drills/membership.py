@@ -1,9 +1,10 @@
 """Do the others go on at once when a worker is killed, and is nothing lost? Kills, and judges.
 
-    python -m experiments.drills.membership [--secs=180] [--every=3] [--cpus=1,0.5,0.25,0.25]
-        [--kind=kill|stop] [--model=lenet|mlp]
+    python -m experiments.drills.membership [--only=hits,rounds] [--secs=180] [--every=3]
+        [--cpus=1,0.5,0.25,0.25] [--kind=kill|stop] [--model=lenet|mlp]
 
-Four workers of one run are killed at random, or stopped for 5 s, one every so many seconds. The
+`rounds` compares a round of `--runtime=apart` with one of `joined`, where nobody is lost. `hits`:
+four workers of one run are killed at random, or stopped for 5 s, one every so many seconds. The
 launcher starts them anew. The table says how long the others waited, and what the ledger has.
 Commits are seen by the drill, which looks every few milliseconds at what has been decided; that
 all states were equal the run sees by itself, from digests, in every round.
@@ -20,6 +21,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -35,9 +37,11 @@ _EVERY = flags.DEFINE_float("every", 3.0, "Seconds between two kills.", 0.1)
 _KIND = flags.DEFINE_enum("kind", "kill", ["kill", "stop"], "What is done to a worker.")
 _CPUS = flags.DEFINE_string("cpus", "1,0.5,0.25,0.25", "Shares of a core.")
 _MODEL = flags.DEFINE_enum("model", "lenet", ["lenet", "mlp"], "What is trained.")
+_ONLY = flags.DEFINE_list("only", [], "Groups; all if empty.", allow_override=True)
 _WORKDIR = flags.DEFINE_string("workdir", None, "Of a worker; set by the drill.")
 
 _STOP_SECS, _LOOK_SECS = 5.0, 0.004
+_TURNS, _TURN_SECS, _SKIPPED = 3, 40.0, 20  # of `rounds`: rounds until quotas have settled
 _MODELS: dict[str, dict[str, Any]] = {
     "lenet": {"microbatch_size": 32, "budget": 64},
     "mlp": {"microbatch_size": 512, "budget": 8, "options": {"hidden": (1024, 1024, 1024)}},
@@ -95,15 +99,40 @@ def _told(workdir: pathlib.Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     return list(map(json.loads, lines)), json.loads((workdir / "summary.json").read_text())
 
 
+def _command(workdir: pathlib.Path, runtime: str, model: str, secs: float) -> list[str]:
+    command = [sys.executable, "-m", "hetjax.launch", f"--runtime={runtime}", "--max_restarts=9999"]
+    command += [f"--workers={len(_CPUS.value.split(','))}", f"--cpus={_CPUS.value}", "--"]
+    own = [sys.executable, "-m", "experiments.drills.membership", f"--workdir={workdir}"]
+    return [*command, *own, f"--secs={secs}", f"--model={model}"]
+
+
+def compare() -> Iterator[rows.Row]:
+    """A round apart over one of processes that are joined, in turn; nobody is lost."""
+    for model in _MODELS:
+        secs: dict[str, list[float]] = {"joined": [], "apart": []}
+        for turn in range(2 * _TURNS):
+            runtime = ("joined", "apart")[turn % 2]
+            with tempfile.TemporaryDirectory() as directory:
+                command = _command(pathlib.Path(directory), runtime, model, _TURN_SECS)
+                subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
+                lines, _ = _told(pathlib.Path(directory))
+            secs[runtime].append(float(np.median([x["round_secs"] for x in lines[_SKIPPED:]])))
+        joined, apart = np.median(secs["joined"]), np.median(secs["apart"])
+        each = [f"{a / b:.3f}" for a, b in zip(secs["apart"], secs["joined"], strict=True)]
+        yield rows.Row(
+            f"{model}, shares {_CPUS.value}: a round apart over one joined, medians of {_TURNS} "
+            "runs in turn",
+            "≤ 1.05",
+            f"{apart / joined:.3f} ({', '.join(each)}): {apart * 1e3:.0f} ms over "
+            f"{joined * 1e3:.0f}",
+        )
+
+
 def drill() -> list[rows.Row]:
     with tempfile.TemporaryDirectory() as directory:
         workdir = pathlib.Path(directory)
-        command = [sys.executable, "-m", "hetjax.launch", "--runtime=apart", "--max_restarts=9999"]
-        num_workers = len(_CPUS.value.split(","))
-        command += [f"--workers={num_workers}", f"--cpus={_CPUS.value}", "--"]
-        own = [sys.executable, "-m", "experiments.drills.membership", f"--workdir={workdir}"]
-        own += [f"--secs={_SECS.value}", f"--model={_MODEL.value}"]
-        launcher = subprocess.Popen([*command, *own], stderr=subprocess.PIPE, text=True)
+        command = _command(workdir, "apart", _MODEL.value, _SECS.value)
+        launcher = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
         said: list[str] = []
         run = threading.Event()
         threading.Thread(target=_read, args=(launcher, said, run), daemon=True).start()
@@ -214,7 +243,7 @@ def main(argv: list[str]) -> None:
     if _WORKDIR.value:
         train()
         return
-    rows.print_tables({"membership": drill}, [], rows.machine)
+    rows.print_tables({"rounds": compare, "hits": drill}, _ONLY.value, rows.machine)
 
 
 if __name__ == "__main__":

@@ -19,13 +19,9 @@ class Apart(supervisor.Supervisor):
     """As its base, of one run apart, in whose directory users ask."""
 
     def __enter__(self) -> Self:
-        self._restarts, self._all_shares = 0, seats.Shares(self._shares)
-        self._shares = self._all_shares
-        where = seats.directory_of_runs()
-        self._stack = contextlib.ExitStack()
-        self._stack.callback(self._all_shares.close)
-        made = supervisor.directory("hetjax-run-", self._guardian, where)
-        self.run_directory = self._stack.enter_context(made)
+        self._restarts, where = 0, seats.directory_of_runs()
+        self._made = supervisor.directory("hetjax-run-", self._guardian, where)
+        self.run_directory = self._made.__enter__()
         self._log.say(
             f"workers come and go by --add={self.run_directory} and "
             f"--remove={self.run_directory}:WORKER"
@@ -33,7 +29,7 @@ class Apart(supervisor.Supervisor):
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._stack.close()
+        self._made.__exit__(None, None, None)
 
     def _environments(self, common: Mapping[str, str]) -> list[dict[str, str]]:
         attempt, num_workers = common["HETJAX_ATTEMPT"], self._options.num_workers
@@ -131,7 +127,11 @@ class Apart(supervisor.Supervisor):
             raise ValueError(f"all {most} seats are taken; start the run with more --max_workers")
         if self._has_finished or self._verdict or self._stop_code:
             raise ValueError("the run is at its end")
-        for group in self._all_shares.add(seat, request.get("cpus")):
+        if (share := request["cpus"]) is not None:
+            self._shares.give(seat, share)
+        elif self._options.cpus:
+            self._shares.give(seat, 1.0)
+        for group in self._shares.groups:
             self._guardian.add("control_group", group)
         self._start(seat)
         return f"worker {seat} is started"

@@ -89,6 +89,19 @@ def pack(shares: Sequence[float], cores: Sequence[int]) -> list[tuple[int, ...]]
     return result
 
 
+def given(
+    shares: Sequence[float], index: int, share: float
+) -> tuple[list[float], list[tuple[int, ...]]]:
+    """The shares with another one at an index, which may be the next, and the cores of each.
+
+    Raises:
+        ValueError: there is no room for them.
+    """
+    new = [*shares[:index], share, *shares[index + 1 :]]
+    check_shares(new, len(available_cores()) or os.cpu_count() or 1)
+    return new, pack(new, available_cores())
+
+
 class Confinement(NamedTuple):
     """The cores and the controller group of a process; `enter.py` takes them."""
 
@@ -100,7 +113,11 @@ class NoShares:
     """Every process may use the whole machine."""
 
     description = "no CPU shares: every worker may use the whole machine"
-    groups: Sequence[str] = ()  # control groups, for the guardian
+
+    @property
+    def groups(self) -> Sequence[str]:
+        """Control groups, for the guardian."""
+        return ()
 
     def confinement(self, index: int) -> Confinement:
         """To which cores and which group process `index` is confined."""
@@ -116,6 +133,14 @@ class NoShares:
         """Whether process `index` is stopped and continued as a matter of course."""
         return False
 
+    def give(self, index: int, share: float) -> None:
+        """Holds process `index`, which comes later or in the place of another, to a share.
+
+        Raises:
+            ValueError: there are not so many cores, or no process is held to a share.
+        """
+        raise ValueError(f"--cpus={share:g}: this run was started without --cpus")
+
     def close(self) -> None:
         """Puts everything away; the processes have ended."""
 
@@ -124,27 +149,42 @@ class ControllerGroups(NoShares):
     """Each process in a CPU controller group of its own."""
 
     def __init__(self, shares: Sequence[float], directory: pathlib.Path, version: int):
-        name = f"hetjax-{os.getpid()}-{secrets.token_hex(4)}"
-        self._paths = [directory / f"{name}-{index}" for index in range(len(shares))]
+        self._name = directory / f"hetjax-{os.getpid()}-{secrets.token_hex(4)}"
+        self._version, self._shares = version, list(shares)
+        self._paths: list[pathlib.Path] = []
         self._cores = pack(shares, available_cores())
-        self.groups = [str(path) for path in self._paths]
         self.description = (
             f"CPU shares {_text(shares)} by CPU controller groups (version {version}) on cores "
             f"{_text(self._cores)}"
         )
         try:
-            for path, share in zip(self._paths, shares, strict=True):
-                period = round(max(_PERIOD_USECS, _MIN_QUOTA_USECS / share))
-                path.mkdir()
-                if version == 1:
-                    (path / "cpu.cfs_period_us").write_text(str(period))
-                    (path / "cpu.cfs_quota_us").write_text(str(round(share * period)))
-                else:
-                    (path / "cpu.max").write_text(f"{round(share * period)} {period}")
+            for index in range(len(shares)):
+                self._limit(index)
             _try_to_join(self._paths[0])
         except OSError:
             self.close()
             raise
+
+    @property
+    def groups(self) -> Sequence[str]:
+        return list(map(str, self._paths))
+
+    def _limit(self, index: int) -> None:
+        share = self._shares[index]
+        period = round(max(_PERIOD_USECS, _MIN_QUOTA_USECS / share))
+        path = self._name.with_name(f"{self._name.name}-{index}")
+        if index == len(self._paths):
+            path.mkdir()
+            self._paths.append(path)
+        if self._version == 1:
+            (path / "cpu.cfs_period_us").write_text(str(period))
+            (path / "cpu.cfs_quota_us").write_text(str(round(share * period)))
+        else:
+            (path / "cpu.max").write_text(f"{round(share * period)} {period}")
+
+    def give(self, index: int, share: float) -> None:
+        self._shares, self._cores = given(self._shares, index, share)
+        self._limit(index)
 
     def confinement(self, index: int) -> Confinement:
         return Confinement(self._cores[index], str(self._paths[index] / "cgroup.procs"))
@@ -190,6 +230,9 @@ class DutyCycle(NoShares):
     def ended(self, index: int) -> None:
         with self._lock:
             self._running.pop(index, None)
+
+    def give(self, index: int, share: float) -> None:
+        self._shares, self._cores = given(self._shares, index, share)
 
     def stops(self, index: int) -> bool:
         # Affinity alone holds a process to whole cores.

@@ -15,8 +15,6 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from hetjax.launcher import cpu_shares
-
 _MOST_STARTS = 1 << 16
 _RUNS, _OVER, _ASKED_TO_LEAVE = 1, 2, 3  # in `roll`
 _PATIENCE_SECS, _LOOK_SECS = 10.0, 0.05
@@ -74,53 +72,6 @@ class Seats:
 
     def ask_to_leave(self, seat: int) -> None:
         self._roll[self.start_of[seat]] = _ASKED_TO_LEAVE
-
-
-class Shares(cpu_shares.NoShares):
-    """Shares of seats, of which some come later.
-
-    Args:
-        held: those of the first seats.
-    """
-
-    def __init__(self, held: cpu_shares.NoShares) -> None:
-        self._first, self._later = held, dict[int, cpu_shares.NoShares]()
-        self.description = held.description
-
-    def add(self, seat: int, share: float | None) -> list[str]:
-        """Holds who comes into a seat to a share; None: to none. Returns new control groups.
-
-        Raises:
-            ValueError: there are not so many cores.
-        """
-        if share is not None:
-            cpu_shares.check_shares([share], len(cpu_shares.available_cores()) or 1)
-        self._later[seat] = cpu_shares.hold(() if share is None else (share,))
-        return list(self._later[seat].groups)
-
-    def _of(self, seat: int) -> tuple[cpu_shares.NoShares, int]:
-        return (self._later[seat], 0) if seat in self._later else (self._first, seat)
-
-    def confinement(self, index: int) -> cpu_shares.Confinement:
-        held, seat = self._of(index)
-        return held.confinement(seat)
-
-    def started(self, index: int, pid: int) -> None:
-        held, seat = self._of(index)
-        held.started(seat, pid)
-
-    def ended(self, index: int) -> None:
-        held, seat = self._of(index)
-        held.ended(seat)
-
-    def stops(self, index: int) -> bool:
-        held, seat = self._of(index)
-        return held.stops(seat)
-
-    def close(self) -> None:
-        """Of those who came later; the first are closed where they were made."""
-        for held in self._later.values():
-            held.close()
 
 
 # --- What users ask ---

@@ -20,6 +20,7 @@ that decided.
 
 import statistics
 import time
+import zlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -52,7 +53,6 @@ class Apart(meeting_lib.Meeting):
         super().__init__(place.num_processes)
         self.place, self.mesh = place, mesh
         self.process_of = np.arange(place.num_processes)
-        self._heard = np.ones(place.num_processes, bool)
         self.turn = halves.Turn()
         self._num_kinds = 0  # of rounds
         self._point: types.PyTree = None
@@ -66,10 +66,6 @@ class Apart(meeting_lib.Meeting):
         there = np.zeros(len(self.process_of), bool)
         there[self.place.present] = True
         return there
-
-    @property
-    def heard(self) -> np.ndarray:
-        return self._heard
 
     @property
     def joins(self) -> bool:
@@ -117,11 +113,11 @@ class Apart(meeting_lib.Meeting):
         assert place.last is not None
         if not self._num_bytes:
             self._num_bytes = messages.nbytes
-            own = place.directory / f"told.{place.start}"
-            self._told[place.own] = halves.Halves(own, self._num_bytes, make=True)
+            self._told[place.own] = halves.made(place, "told", self._num_bytes)
         told = self._told[place.own]
         told.begin(number)[: messages.nbytes] = np.frombuffer(messages.tobytes(), np.uint8)
         told.marks[halves.DIGEST] = halves.digest(self._point)
+        told.marks[halves.DEVICE] = zlib.crc32(self.mesh.devices[0].device_kind.encode())
         told.end(number)
         told.marks[halves.READY] = number
         began, self._since = self._since, time.monotonic()
@@ -140,10 +136,10 @@ class Apart(meeting_lib.Meeting):
 
     def _spread(self, like: np.ndarray, rows: list[tuple[int, Any]]) -> np.ndarray:
         """[W], zeros of who has told nothing."""
-        self._heard[:] = False
+        heard = self.heard = np.zeros(len(self.process_of), bool)
         spread = np.zeros(len(self.process_of), like.dtype)
         for seat, row in rows:
-            spread[seat], self._heard[seat] = row, True
+            spread[seat], heard[seat] = row, True
         return spread
 
     def _heard_of(self, member: Member, dtype: np.dtype, decision: Decision) -> Any:
@@ -209,18 +205,23 @@ class Apart(meeting_lib.Meeting):
         return Decision(self.turn.number, tuple(sorted(ready)), (*stay, *new), place.start)
 
     def _check(self, decision: Decision) -> None:
-        """Compares the digests of what the members made of the round before.
+        """Compares the digests of what the members made of the round before, on devices of a kind:
+        those of another kind round an update in another way.
 
         Raises:
             RuntimeError: they have different states.
         """
-        digests = [int(self._of(m).marks[halves.DIGEST]) for m in decision.sum]
-        others = [m.seat for m, d in zip(decision.sum, digests, strict=True) if d != digests[0]]
-        if others:
-            raise RuntimeError(
-                f"worker {', '.join(map(str, others))} has another state than worker "
-                f"{decision.sum[0].seat} after round {self.turn.number - 1}"
+        first: dict[int, tuple[int, int]] = {}
+        for member in decision.sum:
+            marks = self._of(member).marks
+            seat, found = first.setdefault(
+                marks[halves.DEVICE], (member.seat, marks[halves.DIGEST])
             )
+            if found != marks[halves.DIGEST]:
+                raise RuntimeError(
+                    f"worker {member.seat} has another state than worker {seat} after round "
+                    f"{self.turn.number - 1}"
+                )
 
     def _tell_changes(self, before: Decision, decision: Decision) -> None:
         """Says who has come and gone, and puts away what the gone have left."""

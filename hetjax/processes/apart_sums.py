@@ -3,7 +3,6 @@
 What is added lies in its adder's own memory, so a process that slept overwrites nobody's sums.
 """
 
-import functools
 import mmap
 import time
 
@@ -94,10 +93,12 @@ class ApartSums(meeting_lib.Sums):
     def _buffers(self, member: Member) -> tuple[halves.Halves, halves.Halves]:
         """What a member contributes, and the slices that it has added."""
         if member not in self._of_members:
-            make, directory = member == self._place.own, self._place.directory
-            names = (f"sums-{self._kind}-{what}.{member.start}" for what in ("own", "added"))
-            open_ = functools.partial(halves.Halves, num_bytes=self._num_bytes, make=make)
-            own, added = (open_(directory / name) for name in names)
+            names = [f"sums-{self._kind}-{what}" for what in ("own", "added")]
+            if member == self._place.own:
+                own, added = (halves.made(self._place, name, self._num_bytes) for name in names)
+            else:
+                paths = [self._place.directory / f"{name}.{member.start}" for name in names]
+                own, added = (halves.Halves(path, self._num_bytes) for path in paths)
             self._of_members[member] = own, added
         return self._of_members[member]
 

@@ -12,9 +12,10 @@ import jax
 import numpy as np
 
 from hetjax import types
+from hetjax.processes import place as place_lib
 
 ALIGNED = 64  # bytes; JAX copies what is not aligned so
-READY, DIGEST = 4, 5  # in `Halves.marks`, behind those of the two halves
+READY, DIGEST, DEVICE = 4, 5, 6  # in `Halves.marks`, behind those of the two halves
 _NEVER = -9  # a mark of no round
 
 
@@ -44,7 +45,7 @@ class Halves:
             os.close(file)
         self.marks = mapped[:ALIGNED].view(np.int64)
         """Of each half before and behind what is written; then `READY`, the newest round of which
-        its writer is ready, and `DIGEST`."""
+        its writer is ready, `DIGEST` and the kind of its `DEVICE`."""
         self.halves = mapped[ALIGNED:].reshape(2, -1)
         if make:
             self.marks[:] = _NEVER
@@ -62,6 +63,16 @@ class Halves:
         """Whether its half is a round's, whole."""
         before = 2 * (number % 2)
         return bool((self.marks[before : before + 2] == number).all())
+
+
+def made(place: place_lib.Place, name: str, num_bytes: int) -> Halves:
+    """Of this process; which ends where there is no room: the others go on."""
+    path = place.directory / f"{name}.{place.start}"
+    try:
+        return Halves(path, num_bytes, make=True)
+    except OSError as error:
+        told = f"has no room for {2 * num_bytes >> 20} MB in {path.parent}: {error.strerror}"
+        place.end(place_lib.REMOVED, told)
 
 
 class Turn:

@@ -9,7 +9,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from hetjax import compiled, messages
@@ -33,8 +33,9 @@ def join(member: membership.Member | None) -> None:
     """
     import jax
 
-    if place.of_environment() is not None:
+    if (own := place.of_environment()) is not None:
         watch.begin()
+        _take_gpu([gpus.visible()] * own.num_processes, own.process_id)
         return
     if member is None:
         global _is_alone
@@ -73,17 +74,18 @@ def join(member: membership.Member | None) -> None:
         raise ValueError(_not_joined(member, str(error).splitlines()[0])) from error
     watch.begin()
     _tell_hosts()
-    _take_gpu(member)
+    processes = next(some for some in machines() if member.process_id in some)
+    seen = [_hosts[process].gpus for process in processes]
+    _take_gpu(seen, processes.index(member.process_id), is_guess=member.finder is not None)
 
 
-def _take_gpu(member: membership.Member) -> None:
-    """Leaves this process one GPU of those that it sees, as `gpus.own` says."""
+def _take_gpu(seen: Sequence[Sequence[str]], index: int, *, is_guess: bool = False) -> None:
+    """Leaves this process one GPU of those that it sees; arguments as of `gpus.own`."""
     import jax
 
-    processes = next(some for some in machines() if member.process_id in some)
-    seen, name = [_hosts[process].gpus for process in processes], "jax_cuda_visible_devices"
-    so: dict[str, Any] = {"chosen": jax.config.read(name), "is_guess": member.finder is not None}
-    jax.config.update(name, gpus.own(seen, processes.index(member.process_id), **so))
+    name = "jax_cuda_visible_devices"
+    chosen = jax.config.read(name)
+    jax.config.update(name, gpus.own(seen, index, chosen=chosen, is_guess=is_guess))
 
 
 def _tell_hosts() -> None:

@@ -59,6 +59,9 @@ class Meeting:
     """Whether without collectives changes of the model's state meet as the sums do, and a rule may
     keep something of a worker, which is lost with it."""
 
+    heard: slice | np.ndarray = slice(None)
+    """Of the workers: whose messages `tell` returned."""
+
     keeps_memory = False
     """Whether malloc keeps freed memory: `mesh.use_cpu_workers` or the launcher has told it."""
 
@@ -70,11 +73,6 @@ class Meeting:
     def present(self) -> np.ndarray:
         """bool[W]: who is a member of the next round."""
         return np.ones(len(self.process_of), bool)
-
-    @property
-    def heard(self) -> np.ndarray:
-        """bool[W]: whose messages `tell` returned."""
-        return self.present
 
     @property
     def joins(self) -> bool:

@@ -257,9 +257,9 @@ class Driver:
     def _after_step(self) -> None:
         """What is due after a step."""
         task, request = self._task, gathering.Request
+        task.measure()
         if task.setup.company.meeting.hands_on():
             self._hand_on()
-        task.measure()
         if task.reports_at_once:
             self._report()
         self._ask()

@@ -98,7 +98,9 @@ def test_who_was_late_is_started_anew_and_not_counted(apart):
 
 
 def test_workers_leave_and_are_added_when_asked(apart, capsys):
-    run = apart("--workers=2", program=SAYS + "wait_for(told('go').exists)\ngo_on()\n")
+    run = apart(
+        "--workers=2", "--cpus=0.5,0.5", program=SAYS + "wait_for(told('go').exists)\ngo_on()\n"
+    )
     run.seats(2)
     assert "all 2 seats are taken" in refused([f"--add={run.run}"], capsys)
     assert "worker 2 does not run" in refused([f"--remove={run.run}:2"], capsys)
