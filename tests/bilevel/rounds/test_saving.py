@@ -33,9 +33,9 @@ def test_a_finished_run_is_written_over_by_the_same_call_alone(tmp_path):
 def test_a_save_that_is_due_is_done_once(tmp_path, monkeypatch):
     due, saved, save = iter([True]), [], keeper.Keeper.save
 
-    def noted(self, arrays, **options):
-        saved.append(options["done"])
-        save(self, arrays, **options)
+    def noted(self, arrays, about):
+        saved.append(about["rounds"])
+        save(self, arrays, about)
 
     monkeypatch.setattr(keeper.Keeper, "is_due", lambda self: next(due, False))  # after a step
     monkeypatch.setattr(keeper.Keeper, "save", noted)
