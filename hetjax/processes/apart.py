@@ -21,7 +21,7 @@ that decided.
 import statistics
 import time
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -34,6 +34,7 @@ from hetjax.processes import place as place_lib
 from hetjax.processes.place import Decision, Member
 
 _LOST_SECS = 1.0  # after which who waits to be taken in looks whether anybody is left
+_STATE_BYTES = 16  # of the kind of a device, and of a digest
 _ROUNDS = 5  # as many median rounds is nobody late
 
 
@@ -112,12 +113,12 @@ class Apart(meeting_lib.Meeting):
         place, number = self.place, self.turn.number
         assert place.last is not None
         if not self._num_bytes:
-            self._num_bytes = messages.nbytes
+            self._num_bytes = _STATE_BYTES + messages.nbytes
             self._told[place.own] = halves.made(place, "told", self._num_bytes)
         told = self._told[place.own]
-        told.begin(number)[: messages.nbytes] = np.frombuffer(messages.tobytes(), np.uint8)
-        told.marks[halves.DIGEST] = halves.digest(self._point)
-        told.marks[halves.DEVICE] = zlib.crc32(self.mesh.devices[0].device_kind.encode())
+        half, device = told.begin(number), self.mesh.devices[0].device_kind.encode()
+        half[:_STATE_BYTES].view(np.int64)[:] = zlib.crc32(device), halves.digest(self._point)
+        half[_STATE_BYTES : self._num_bytes] = np.frombuffer(messages.tobytes(), np.uint8)
         told.end(number)
         told.marks[halves.READY] = number
         began, self._since = self._since, time.monotonic()
@@ -126,12 +127,13 @@ class Apart(meeting_lib.Meeting):
         self._rounds = [*self._rounds[-99:], time.monotonic() - began]
         if place.own not in decision.sum or place.own not in decision.members:
             place.leave(decision)
-        rows = [(m.seat, self._heard_of(m, messages.dtype, decision)) for m in decision.sum]
-        self._check(decision)
+        heard = {m: self._heard_of(m, decision) for m in decision.sum}
+        self._check(heard)
         self._tell_changes(place.last, decision)
         for gone in self._told.keys() - {*decision.sum, *decision.members}:
             del self._told[gone]
         place.last = decision
+        rows = [(m.seat, told[_STATE_BYTES:].view(messages.dtype)[0]) for m, told in heard.items()]
         return self._spread(messages, rows)
 
     def _spread(self, like: np.ndarray, rows: list[tuple[int, Any]]) -> np.ndarray:
@@ -142,12 +144,13 @@ class Apart(meeting_lib.Meeting):
             spread[seat], heard[seat] = row, True
         return spread
 
-    def _heard_of(self, member: Member, dtype: np.dtype, decision: Decision) -> Any:
+    def _heard_of(self, member: Member, decision: Decision) -> np.ndarray:
+        """What a member has told of this round, behind its device and the digest of its state."""
         told = self._of(member)
-        half = told.halves[self.turn.number % 2][: dtype.itemsize].copy()
+        half = told.halves[self.turn.number % 2][: self._num_bytes].copy()
         if not told.has(self.turn.number):
             self.place.leave(decision)
-        return half.view(dtype)[0]
+        return half
 
     def _of(self, member: Member) -> halves.Halves:
         """Where a member writes what it tells."""
@@ -204,7 +207,7 @@ class Apart(meeting_lib.Meeting):
         new = [m for m in new if m not in place.last.members]
         return Decision(self.turn.number, tuple(sorted(ready)), (*stay, *new), place.start)
 
-    def _check(self, decision: Decision) -> None:
+    def _check(self, heard: Mapping[Member, np.ndarray]) -> None:
         """Compares the digests of what the members made of the round before, on devices of a kind:
         those of another kind round an update in another way.
 
@@ -212,12 +215,10 @@ class Apart(meeting_lib.Meeting):
             RuntimeError: they have different states.
         """
         first: dict[int, tuple[int, int]] = {}
-        for member in decision.sum:
-            marks = self._of(member).marks
-            seat, found = first.setdefault(
-                marks[halves.DEVICE], (member.seat, marks[halves.DIGEST])
-            )
-            if found != marks[halves.DIGEST]:
+        for member, told in heard.items():
+            device, digest = told[:_STATE_BYTES].view(np.int64).tolist()
+            seat, found = first.setdefault(device, (member.seat, digest))
+            if found != digest:
                 raise RuntimeError(
                     f"worker {member.seat} has another state than worker {seat} after round "
                     f"{self.turn.number - 1}"

@@ -15,7 +15,7 @@ from hetjax import types
 from hetjax.processes import place as place_lib
 
 ALIGNED = 64  # bytes; JAX copies what is not aligned so
-READY, DIGEST, DEVICE = 4, 5, 6  # in `Halves.marks`, behind those of the two halves
+READY = 4  # in `Halves.marks`, behind those of the two halves
 _NEVER = -9  # a mark of no round
 
 
@@ -45,7 +45,7 @@ class Halves:
             os.close(file)
         self.marks = mapped[:ALIGNED].view(np.int64)
         """Of each half before and behind what is written; then `READY`, the newest round of which
-        its writer is ready, `DIGEST` and the kind of its `DEVICE`."""
+        its writer is ready."""
         self.halves = mapped[ALIGNED:].reshape(2, -1)
         if make:
             self.marks[:] = _NEVER

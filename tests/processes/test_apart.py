@@ -7,13 +7,16 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from hetjax import mesh
 from hetjax.inputs import arguments, refusals
+from hetjax.processes import apart as apart_lib
 from hetjax.processes import files, halves, handing, place
 from tests.launcher import launches
 from tests.launcher.conftest import launch  # noqa: F401
@@ -210,6 +213,38 @@ def test_a_half_that_was_overwritten_shows_it(tmp_path):
     written.begin(5)
     assert not read.has(3)
     assert not read.has(5)
+
+
+@pytest.mark.filterwarnings(
+    "ignore:unclosed:ResourceWarning"
+)  # a place is its process's to the end
+def test_who_slept_compares_the_digests_of_its_own_round(tmp_path, monkeypatch):
+    """Another member is a round ahead by then, and has told another digest since."""
+    (tmp_path / "board").mkdir()
+    (tmp_path / "roll").write_bytes(bytes([1, 1]))
+    at = [
+        place.Place(tmp_path, seat, seat, seats=2, founders=2, beacons=tmp_path) for seat in (0, 1)
+    ]
+    members = [apart_lib.Apart(each, mesh.make_worker_mesh(1)) for each in at]
+    awake, look = threading.Event(), at[1].wait
+
+    def tell(member, number, state):
+        member.turn.number = number
+        member.begins(number, jnp.array([state]))
+        return member.tell(np.array([(10 * number + member.place.start,)], [("x", np.int64)]))["x"]
+
+    with concurrent.futures.ThreadPoolExecutor(2) as threads:
+        list(threads.map(lambda member: member.begins(0, None), members))
+        sleeper = threads.submit(tell, members[1], 0, 1.0)
+        launches.eventually((tmp_path / "told.1").exists)
+        launches.eventually(lambda: members[1].is_ready(at[1].own))
+        monkeypatch.setattr(at[1], "wait", lambda secs: awake.wait(60) and look(secs))
+        assert tell(members[0], 0, 1.0).tolist() == [0, 1]
+        ahead = threads.submit(tell, members[0], 1, 2.0)
+        launches.eventually(lambda: members[0].is_ready(at[0].own))
+        awake.set()
+        assert sleeper.result().tolist() == [0, 1]
+        assert tell(members[1], 1, 2.0).tolist() == ahead.result().tolist() == [10, 11]
 
 
 def test_digests_tell_states_apart():
