@@ -241,7 +241,8 @@ def test_who_slept_compares_the_digests_of_its_own_round(tmp_path, monkeypatch):
         monkeypatch.setattr(at[1], "wait", lambda secs: awake.wait(60) and look(secs))
         assert tell(members[0], 0, 1.0).tolist() == [0, 1]
         ahead = threads.submit(tell, members[0], 1, 2.0)
-        launches.eventually(lambda: members[0].is_ready(at[0].own))
+        is_ahead = lambda: members[0].turn.number == 1 and members[0].is_ready(at[0].own)  # noqa: E731
+        launches.eventually(is_ahead)
         awake.set()
         assert sleeper.result().tolist() == [0, 1]
         assert tell(members[1], 1, 2.0).tolist() == ahead.result().tolist() == [10, 11]
