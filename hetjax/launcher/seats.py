@@ -15,8 +15,9 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from hetjax.processes import place
+
 _MOST_STARTS = 1 << 16
-_RUNS, _OVER, _ASKED_TO_LEAVE = 1, 2, 3  # in `roll`
 _PATIENCE_SECS, _LOOK_SECS = 10.0, 0.05
 _SHARED = pathlib.Path("/dev/shm")
 
@@ -51,7 +52,7 @@ class Seats:
     def take(self, seat: int) -> dict[str, str]:
         """The variables of the process that is to be started in a seat."""
         start, self._starts = self._starts, self._starts + 1
-        self._roll[start] = _RUNS
+        self._roll[start] = place.RUNS
         self.start_of[seat], self.began[seat] = start, time.monotonic()
         return {
             "HETJAX_RUNTIME": "apart",
@@ -64,14 +65,14 @@ class Seats:
 
     def over(self, seat: int) -> None:
         """Writes where all look that who sat there is over; the seat is free."""
-        self._roll[self.start_of.pop(seat)] = _OVER
+        self._roll[self.start_of.pop(seat)] = place.OVER
 
     def free(self) -> int | None:
         """The first free seat."""
         return next((seat for seat in range(self._seats) if seat not in self.start_of), None)
 
     def ask_to_leave(self, seat: int) -> None:
-        self._roll[self.start_of[seat]] = _ASKED_TO_LEAVE
+        self._roll[self.start_of[seat]] = place.ASKED_TO_LEAVE
 
 
 # --- What users ask ---

@@ -25,7 +25,7 @@ LEFT_OUT, REMOVED = 75, 76  # exit codes: to be started anew; its seat is empty 
 OWN_WORK = ("starting", "evaluating", "reporting", "checkpointing")
 LOOK_SECS = 0.02  # a wake may be lost
 FIRST = -1  # the decision that says who begins
-_OVER, _ASKED_TO_LEAVE = 2, 3  # in `roll`
+RUNS, OVER, ASKED_TO_LEAVE = 1, 2, 3  # in `roll`, of a start; 0: there is none
 _KEPT = 8  # decisions
 
 _own: "Place | None" = None
@@ -127,10 +127,10 @@ class Place:
 
     def lives(self, member: Member) -> bool:
         """As far as the launcher has seen."""
-        return self._roll[member.start] != _OVER
+        return self._roll[member.start] != OVER
 
     def is_asked_to_leave(self, member: Member) -> bool:
-        return self._roll[member.start] == _ASKED_TO_LEAVE
+        return self._roll[member.start] == ASKED_TO_LEAVE
 
     def others(self) -> set[int]:
         """The seats of other members that live; before anything is decided, of all founders."""
