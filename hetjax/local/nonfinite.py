@@ -134,10 +134,7 @@ def _run(program: Any, arguments: Sequence[Any], found: dict[str, Operation]) ->
 
 def _done(equation: Any, ins: list[Any]) -> list[Any]:
     """What an operation makes."""
-    options: Any = equation.primitive.get_bind_params(equation.params)
-    if isinstance(options, tuple):  # before JAX 0.10: functions, too
-        functions, options = options
-        ins = [*functions, *ins]
+    options = equation.primitive.get_bind_params(equation.params)
     with equation.ctx.manager:
         made = equation.primitive.bind(*ins, **options)
     return made if equation.primitive.multiple_results else [made]

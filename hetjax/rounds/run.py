@@ -137,8 +137,7 @@ class Run(engine.Engine):
             ValueError: there is none, or it is of a run with other parts, or of another run.
         """
         saved = resume.newest(directory, self.setup, self.recorded)
-        there = saved.about.get("fingerprint")
-        found = fingerprint.differences(there, self.fingerprint()) if there else {}
+        found = fingerprint.differences(saved.about["fingerprint"], self.fingerprint())
         if "optimizer" in found:
             found["optimizer"] += resume.given_anew(saved.arrays, self.setup)
         held = f"restore: the run in {str(directory)!r}"

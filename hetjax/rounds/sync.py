@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from hetjax import mesh as mesh_lib
-from hetjax import trees, types
+from hetjax import parts, trees, types
 from hetjax.inputs import extra_arguments
 from hetjax.local import packing, rules
 from hetjax.losses import weighting as weighting_lib
@@ -80,7 +80,7 @@ def make_sync(
         where the caller knows them; `given` are the values that this
         round and the next one hand out.
     """
-    weighting_lib.check(weighting)
+    parts.choice(*weighting_lib.WEIGHTINGS).check("weighting", weighting)
     made_for = None if observer is None else observer.sizes
     if made_for is not None and made_for.num_workers != num_workers:
         raise ValueError(

@@ -9,7 +9,7 @@ from typing import Any
 
 import optax
 
-from hetjax import starting, types
+from hetjax import parts, starting, types
 from hetjax.bilevel import machine, per_example, trajectory
 from hetjax.bilevel.problem import LOWER, UPPER, Bilevel
 from hetjax.bilevel.rounds import outer_report, results, summary
@@ -133,7 +133,8 @@ def fit_bilevel(
     started = time.perf_counter()
     inputs.check_callbacks(callbacks)
     keeper.check_resume(resume, caller="fit_bilevel")
-    _check_counts(outer_steps=outer_steps, eval_every=eval_every)
+    for name, count in (("outer_steps", outer_steps), ("eval_every", eval_every)):
+        parts.integer(at_least=1).check(f"fit_bilevel: {name}", count)
     of_level = {UPPER: dict(upper or {}), LOWER: dict(lower or {})}
     if replay is not None:
         for name, own in of_level.items():
@@ -182,12 +183,6 @@ def fit_bilevel(
         )
         result = drives.drive()
     return drives.unless_stopped(result) if raise_on_interrupt else result
-
-
-def _check_counts(**given: Any) -> None:
-    for name, count in given.items():
-        if not isinstance(count, int) or count < 1:
-            raise ValueError(f"fit_bilevel: {name} is {count!r}; give a whole number of at least 1")
 
 
 def _evaluations(
