@@ -186,6 +186,11 @@ class SyncMetrics(NamedTuple):
     metric_sums: PyTree = ()  # as in `Contribution`, of all workers
 
 
+def while_called(refuse: Callable[[], PyTree]) -> Any:
+    """A field of a report: a function that a callback calls; afterwards it is `refuse`."""
+    return dataclasses.field(default=refuse, repr=False, compare=False)
+
+
 def _no_params() -> PyTree:
     raise ValueError("report.params: this round is past; ask run.params(state), or result.params")
 
@@ -237,23 +242,15 @@ class RoundReport:
     grad_norm: float | None = None  # of the round's gradient, before the optimiser clips it
     update_norm: float | None = None  # of what was added to the parameters
     weight_sum: float | None = None  # of its examples, where it is 0 or less: there was no update
-    model_state: Callable[[], PyTree] = dataclasses.field(
-        default=_no_params, repr=False, compare=False
-    )
+    model_state: Callable[[], PyTree] = while_called(_no_params)
     """As `params`: of the model; () where it keeps none."""
-    opt_state: Callable[[], PyTree] = dataclasses.field(
-        default=_no_params, repr=False, compare=False
-    )
+    opt_state: Callable[[], PyTree] = while_called(_no_params)
     """As `params`: of the optimiser."""
-    ema_params: Callable[[], PyTree] = dataclasses.field(
-        default=_no_params, repr=False, compare=False
-    )
+    ema_params: Callable[[], PyTree] = while_called(_no_params)
     """As `params`: the average of the parameters, by `ema`."""
-    ema_model_state: Callable[[], PyTree] = dataclasses.field(
-        default=_no_params, repr=False, compare=False
-    )
+    ema_model_state: Callable[[], PyTree] = while_called(_no_params)
     """As `params`: the average of the model's state, by `ema`."""
-    params: Callable[[], PyTree] = dataclasses.field(default=_no_params, repr=False, compare=False)
+    params: Callable[[], PyTree] = while_called(_no_params)
     """While a callback runs: the parameters after this round, as NumPy arrays. They are copied
     from the device when asked for. With a reducer that gossips, the mean of the replicas that this
     process has."""

@@ -28,8 +28,8 @@ def named(names: Any) -> str:
 
 def dotted(path: Any) -> str:
     """A path of keys as text, without the attributes of a variable."""
-    keys = [key for key in path if not isinstance(key, jax.tree_util.GetAttrKey)]
-    return ".".join(str(getattr(key, "key", getattr(key, "idx", key))) for key in keys)
+    keys = tuple(key for key in path if not isinstance(key, jax.tree_util.GetAttrKey))
+    return jax.tree_util.keystr(keys, simple=True, separator=".")
 
 
 def loss_of(

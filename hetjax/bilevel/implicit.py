@@ -115,7 +115,6 @@ class _Implicit(NamedTuple):
         )
 
     def program(self, x: PyTree) -> tuple[machine.Step, ...]:
-        del x
         step = (
             machine.Ask(What(Kind.GRADIENT, LOWER, is_new=True), _at_step, _take_gradient),
             machine.Then(self.made),

@@ -133,7 +133,6 @@ def scaled(eta: float) -> Solver:
     """
 
     def begin(right: PyTree, start: PyTree | None) -> Solving:
-        del start
         solving = _from_nothing(right, None)
         return solving._replace(solution=jax.tree.map(lambda b: eta * b, right))
 
@@ -171,5 +170,4 @@ def _from_nothing(right: PyTree, start: PyTree | None) -> Solving:
 
 
 def _never(solving: Solving, product: Any) -> Solving:
-    del product
     return solving

@@ -5,8 +5,8 @@ operation, and each one's result is looked at.
 """
 
 import contextlib
-import functools
 import os
+import pathlib
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -193,9 +193,5 @@ def _is_of_a_library(filename: str) -> bool:
     """Whether a file is of what hetjax stands on, or of hetjax but for its models."""
     loaded = [sys.modules[name].__file__ for name in _LIBRARIES if name in sys.modules]
     *others, own = [os.path.dirname(file) for file in loaded if file]
-    is_of = functools.partial(_is_below, filename)
+    is_of = pathlib.PurePath(filename).is_relative_to
     return any(map(is_of, others)) or (is_of(own) and not is_of(os.path.join(own, "zoo")))
-
-
-def _is_below(filename: str, directory: str) -> bool:
-    return filename.startswith(f"{directory}{os.sep}")

@@ -105,11 +105,11 @@ def so_far(config: Record, history: Sequence[Record]) -> dict[str, Any]:
     counts = np.where(np.isfinite(losses), series.column(history, "examples")[of_epoch], 0)
     if counts.sum() > 0:
         found["train_loss"] = float(np.nan_to_num(losses) @ counts / counts.sum())
-    for name in ("round_secs", "optimal_round_secs", "waiting_fraction"):
+    names = {"round_secs": "round_secs_mean", "bytes_sent": "bytes_sent_per_round"}
+    for name in (*names, "optimal_round_secs", "waiting_fraction"):
         values = series.column(full, name)
         if np.isfinite(values).any():
-            name = {"round_secs": "round_secs_mean"}.get(name, name)
-            found[name] = float(np.nanmean(values))
+            found[names.get(name, name)] = float(np.nanmean(values))
     if {"round_secs_mean", "optimal_round_secs"} <= found.keys() and found["round_secs_mean"]:
         found["fraction_of_optimum"] = found["optimal_round_secs"] / found["round_secs_mean"]
     evaluated = [line["eval"] for line in history if isinstance(line.get("eval"), Mapping)]

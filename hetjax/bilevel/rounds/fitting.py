@@ -133,8 +133,7 @@ def fit_bilevel(
     started = time.perf_counter()
     inputs.check_callbacks(callbacks)
     keeper.check_resume(resume, caller="fit_bilevel")
-    for name, count in (("outer_steps", outer_steps), ("eval_every", eval_every)):
-        parts.integer(at_least=1).check(f"fit_bilevel: {name}", count)
+    _check_counts(outer_steps=outer_steps, eval_every=eval_every)
     of_level = {UPPER: dict(upper or {}), LOWER: dict(lower or {})}
     if replay is not None:
         for name, own in of_level.items():
@@ -183,6 +182,11 @@ def fit_bilevel(
         )
         result = drives.drive()
     return drives.unless_stopped(result) if raise_on_interrupt else result
+
+
+def _check_counts(**given: Any) -> None:
+    for name, count in given.items():
+        parts.integer(at_least=1).check(f"fit_bilevel: {name}", count)
 
 
 def _evaluations(
