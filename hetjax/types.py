@@ -36,7 +36,6 @@ class Losses(NamedTuple):
     weights)`, two arrays of one shape, where it has weights of its own."""
 
 
-@jax.tree_util.register_pytree_node_class
 class OfMeans:
     """A metric of a whole set that is no mean itself, but follows from means.
 
@@ -56,14 +55,10 @@ class OfMeans:
     def __init__(self, function: Callable[..., float], *parts: Any) -> None:
         self.function, self.parts = function, parts
 
-    def tree_flatten(self) -> tuple[tuple[Any, ...], Callable[..., float]]:
-        """For JAX."""
-        return self.parts, self.function
 
-    @classmethod
-    def tree_unflatten(cls, function: Callable[..., float], parts: Any) -> "OfMeans":
-        """For JAX."""
-        return cls(function, *parts)
+jax.tree_util.register_pytree_node(
+    OfMeans, lambda it: (it.parts, it.function), lambda function, parts: OfMeans(function, *parts)
+)
 
 
 class Microbatch(NamedTuple):

@@ -188,7 +188,7 @@ _MAY_DIFFER = ("checkpoint", "cluster", "quota")
 """Groups of the configuration that a run may be resumed with other values of."""
 
 
-class Keeper:
+class Keeper(contextlib.AbstractContextManager["Keeper"]):
     """Saves a run; process 0 writes, in the background, and the others help to gather.
 
     Args:
@@ -260,9 +260,6 @@ class Keeper:
             "solutions": self._setup.company.solved.save(),
             "versions": arguments.versions(),
         }
-
-    def __enter__(self) -> "Keeper":
-        return self
 
     def __exit__(self, *error: object) -> None:
         """Waits until all is on the disk."""

@@ -43,7 +43,8 @@ def read(directory: pathlib.Path) -> Written:
     """The run in a directory; a summary may be missing.
 
     Raises:
-        ValueError: a file is missing or is not JSON. A last line that was cut off while it was
+        OSError: a file is missing.
+        ValueError: a file is not JSON. A last line that was cut off while it was
             being written is left out.
     """
     config = _read_json(directory / "config.json")
@@ -58,8 +59,6 @@ def read_lines(path: pathlib.Path) -> list[dict[str, Any]]:
     Raises:
         ValueError: as of `read`.
     """
-    if not path.exists():
-        raise ValueError(f"{path} is missing")
     found: list[dict[str, Any]] = []
     lines = path.read_text(encoding="utf-8").splitlines()
     for i, line in enumerate(lines):
@@ -78,8 +77,6 @@ def rounds_of_levels(directory: pathlib.Path) -> list[dict[str, Any]]:
 
 
 def _read_json(path: pathlib.Path) -> dict[str, Any]:
-    if not path.exists():
-        raise ValueError(f"{path} is missing")
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:

@@ -127,7 +127,7 @@ def test_updates_are_those_of_plain_numpy(name, weighting, float64):
             np.testing.assert_allclose(metrics.worker_weights, sums.weight, rtol=1e-15)
             first = metrics if first is None else first
         told = jax.tree.map(np.asarray, first)  # as several processes give them
-        again = forms[1](states[1], sums, shares, active, told).state
+        again = forms[1](states[1], sums, shares, active, told, ()).state
         np.testing.assert_allclose(again.params, expected, rtol=1e-11, atol=1e-12)
 
 
