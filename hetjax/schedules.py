@@ -42,7 +42,6 @@ def scale_by_progress(learning_rate: optax.ScalarOrSchedule) -> optax.GradientTr
     schedule = learning_rate if callable(learning_rate) else optax.constant_schedule(learning_rate)
 
     def init(params: types.PyTree) -> ScaleByProgressState:
-        del params
         return ScaleByProgressState(jnp.asarray(schedule(jnp.zeros(())), jnp.float32))
 
     def update(
@@ -53,7 +52,6 @@ def scale_by_progress(learning_rate: optax.ScalarOrSchedule) -> optax.GradientTr
         progress: jax.Array | None = None,
         **extra: object,
     ) -> tuple[types.PyTree, ScaleByProgressState]:
-        del params, state, extra
         if progress is None:
             raise ValueError("scale_by_progress: pass progress= to the optimizer's update")
         rate = schedule(progress)

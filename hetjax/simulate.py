@@ -9,8 +9,6 @@ each other. Assumes that policies know the times of a round when the next one be
 epoch ends: every round is of the whole budget.
 """
 
-import math
-import numbers
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -162,8 +160,8 @@ def simulate(
     """
     cluster = emulate.as_cluster(cluster)
     policy, num_workers = kinds.resolve("quota", quota), cluster.num_workers
-    _check_count("budget", budget)
-    _check_count("num_rounds", num_rounds)
+    parts.integer(at_least=1).check("budget", budget)
+    parts.integer(at_least=1).check("num_rounds", num_rounds)
     limits = np.full(num_workers, int(budget)) if caps is None else np.asarray(caps)
     if limits.shape != (num_workers,) or limits.dtype.kind not in "iu":
         raise ValueError(
@@ -174,7 +172,7 @@ def simulate(
         raise ValueError("\n".join(f"gate.{line}" for line in wrong))
     exchanging = kinds.resolve("reducer", reducer)
     network = _network(exchanging, cluster, param_bytes, link)
-    emulate.check_name("wait_for", wait_for, WAIT_FOR)
+    parts.choice(*WAIT_FOR).check("wait_for", wait_for)
     if wait_for == "neighbours" and not exchanging.gossips:
         raise ValueError(
             f"wait_for: 'neighbours' does not go with {kinds.name_of('reducer', exchanging)!r}, "
@@ -292,11 +290,6 @@ def _mean(secs: np.ndarray) -> float:
     return float(secs[0] + (secs - secs[0]).mean())
 
 
-def _check_count(field: str, value: int) -> None:
-    if not isinstance(value, numbers.Integral) or value < 1:
-        raise ValueError(f"{field} is {value!r}, must be an integer of at least 1")
-
-
 def _network(
     reducer: topology.Reducer,
     cluster: emulate.EmulatedCluster,
@@ -304,8 +297,7 @@ def _network(
     link: links.LinkModel,
 ) -> links.Network:
     name, num_workers = kinds.name_of("reducer", reducer), cluster.num_workers
-    if not (math.isfinite(param_bytes) and param_bytes >= 0):
-        raise ValueError(f"param_bytes is {param_bytes}, must be finite and at least 0")
+    parts.number(at_least=0.0).check("param_bytes", param_bytes)
     if reducer.most_workers is not None and num_workers > reducer.most_workers:
         raise ValueError(
             f"reducer: {name!r} is of at most {reducer.most_workers} workers, got "

@@ -15,7 +15,7 @@ _PERIOD_SECS = {True: 0.5, False: 10.0}  # between two lines, on a terminal or n
 _COLUMNS = 110  # of a bar in a notebook
 
 
-class Starting:
+class Starting(contextlib.AbstractContextManager["Starting"]):
     """The stages of a run's start, one after another.
 
     Args:
@@ -37,9 +37,6 @@ class Starting:
         self._now: tuple[str, str, float] | None = None  # stage, detail, when it began
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
-
-    def __enter__(self) -> "Starting":
-        return self
 
     def __exit__(self, *error: object) -> None:
         self.over()

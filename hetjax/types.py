@@ -36,7 +36,6 @@ class Losses(NamedTuple):
     weights)`, two arrays of one shape, where it has weights of its own."""
 
 
-@jax.tree_util.register_pytree_node_class
 class OfMeans:
     """A metric of a whole set that is no mean itself, but follows from means.
 
@@ -56,14 +55,10 @@ class OfMeans:
     def __init__(self, function: Callable[..., float], *parts: Any) -> None:
         self.function, self.parts = function, parts
 
-    def tree_flatten(self) -> tuple[tuple[Any, ...], Callable[..., float]]:
-        """For JAX."""
-        return self.parts, self.function
 
-    @classmethod
-    def tree_unflatten(cls, function: Callable[..., float], parts: Any) -> "OfMeans":
-        """For JAX."""
-        return cls(function, *parts)
+jax.tree_util.register_pytree_node(
+    OfMeans, lambda it: (it.parts, it.function), lambda function, parts: OfMeans(function, *parts)
+)
 
 
 class Microbatch(NamedTuple):
@@ -186,6 +181,11 @@ class SyncMetrics(NamedTuple):
     metric_sums: PyTree = ()  # as in `Contribution`, of all workers
 
 
+def while_called(refuse: Callable[[], PyTree]) -> Any:
+    """A field of a report: a function that a callback calls; afterwards it is `refuse`."""
+    return dataclasses.field(default=refuse, repr=False, compare=False)
+
+
 def _no_params() -> PyTree:
     raise ValueError("report.params: this round is past; ask run.params(state), or result.params")
 
@@ -237,23 +237,15 @@ class RoundReport:
     grad_norm: float | None = None  # of the round's gradient, before the optimiser clips it
     update_norm: float | None = None  # of what was added to the parameters
     weight_sum: float | None = None  # of its examples, where it is 0 or less: there was no update
-    model_state: Callable[[], PyTree] = dataclasses.field(
-        default=_no_params, repr=False, compare=False
-    )
+    model_state: Callable[[], PyTree] = while_called(_no_params)
     """As `params`: of the model; () where it keeps none."""
-    opt_state: Callable[[], PyTree] = dataclasses.field(
-        default=_no_params, repr=False, compare=False
-    )
+    opt_state: Callable[[], PyTree] = while_called(_no_params)
     """As `params`: of the optimiser."""
-    ema_params: Callable[[], PyTree] = dataclasses.field(
-        default=_no_params, repr=False, compare=False
-    )
+    ema_params: Callable[[], PyTree] = while_called(_no_params)
     """As `params`: the average of the parameters, by `ema`."""
-    ema_model_state: Callable[[], PyTree] = dataclasses.field(
-        default=_no_params, repr=False, compare=False
-    )
+    ema_model_state: Callable[[], PyTree] = while_called(_no_params)
     """As `params`: the average of the model's state, by `ema`."""
-    params: Callable[[], PyTree] = dataclasses.field(default=_no_params, repr=False, compare=False)
+    params: Callable[[], PyTree] = while_called(_no_params)
     """While a callback runs: the parameters after this round, as NumPy arrays. They are copied
     from the device when asked for. With a reducer that gossips, the mean of the replicas that this
     process has."""

@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 
 import hetjax
 from hetjax import parts, topology
-from hetjax.config import experiment, kinds
+from hetjax.config import kinds
 from hetjax.zoo import config
 from tests.own_parts import OWN
 
@@ -71,8 +71,7 @@ def test_no_option_is_left_out_of_the_configuration_or_the_table():
         for part, factory in kind.registry.items():
             names = inspect.signature(factory).parameters.keys()
             assert {f"{group}.{name}" for name in names} <= fields
-            today = experiment.group_of_today(group, {kind.key: part})
-            assert names == today.keys() - {kind.key, "arguments", "max_microbatches", "in_flight"}
+            assert names == kinds.in_force(group, part, {}).keys()
     assert (ROOT / "docs" / "parts.md").read_text() == kinds.document()
 
 

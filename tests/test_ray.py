@@ -31,7 +31,7 @@ def test_resources_that_are_none_are_refused(resources):
 
 
 def test_a_number_of_failures_that_is_none_is_refused():
-    with pytest.raises(ValueError, match="max_failures is -1; it must be 0 or more"):
+    with pytest.raises(ValueError, match="max_failures: got -1, must be an integer of at least 0"):
         hetjax.ray.launch(print, [{"CPU": 1}], max_failures=-1)
 
 

@@ -28,7 +28,6 @@ BESIDE = {
 OURS = re.compile(
     r"\b(?!(?:np|jax|nnx|optax|pathlib)\.)[a-z_]+\.(?=[A-Z])"
 )  # a module before a type
-HIDDEN = {"tree_flatten", "tree_unflatten"}  # methods for JAX
 
 
 def rooms():
@@ -133,7 +132,7 @@ def complete(app, what, name, found, options, lines):
 
 def skip(app, what, name, found, skips, options):
     """What no user calls."""
-    return True if name in HIDDEN or name.startswith("_") else None
+    return True if name.startswith("_") else None
 
 
 def signature(app, what, name, found, options, written, returns):

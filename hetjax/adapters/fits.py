@@ -28,25 +28,26 @@ def named(names: Any) -> str:
 
 def dotted(path: Any) -> str:
     """A path of keys as text, without the attributes of a variable."""
-    keys = [key for key in path if not isinstance(key, jax.tree_util.GetAttrKey)]
-    return ".".join(str(getattr(key, "key", getattr(key, "idx", key))) for key in keys)
+    keys = tuple(key for key in path if not isinstance(key, jax.tree_util.GetAttrKey))
+    return jax.tree_util.keystr(keys, simple=True, separator=".")
 
 
 def loss_of(
     caller: str,
-    stateless: Callable[[Any, Any, jax.Array], Any],
     call: Callable[..., Any],
     state: Any,
     function: Callable[..., Any],
+    *,
+    draws: bool,
 ) -> Any:
-    """The loss of a model: `stateless` where it keeps no state, or else a `StatefulLoss`.
+    """The loss of a model: `(params, batch, rng) -> losses`, or of one with state a `StatefulLoss`.
 
     Args:
       caller: the adapter.
-      stateless: `(params, batch, rng) -> losses`.
       call: `(params, state, batch, key, *mask) -> (losses, new state)`.
       state: of the model, at the beginning.
       function: the user's.
+      draws: whether the model uses random numbers.
 
     Raises:
       ValueError: it takes a mask, and the model keeps no state.
@@ -55,12 +56,25 @@ def loss_of(
     def with_mask(params: Any, state: Any, batch: Any, rng: jax.Array, mask: Any) -> Any:
         return call(params, state, batch, rng, mask)
 
+    def loss_fn(params: Any, batch: Any, rng: jax.Array) -> Any:
+        def losses(batch: Any, key: jax.Array) -> Any:
+            return call(params, state, batch, key)[0]
+
+        return by_key(losses, batch, rng) if draws else losses(batch, rng)
+
     takes_mask = parts.takes(function, 3) and not parts.takes(function, 2)
     if jax.tree.leaves(state):
         return stateful.StatefulLoss(with_mask if takes_mask else call, state)
     if takes_mask:
         raise ValueError(f"{caller}: the function takes a mask, and the model keeps no state")
-    return stateless
+    return loss_fn
+
+
+def metrics_of(call: Callable[..., Any], state: Any) -> MetricsFn:
+    """`call(params, state, batch)`, or without the state where the model keeps none."""
+    if jax.tree.leaves(state):
+        return call
+    return lambda params, batch: call(params, state, batch)
 
 
 def check_model(caller: str, model: Any, wanted: type) -> None:

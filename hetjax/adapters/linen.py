@@ -60,13 +60,9 @@ def linen_loss(
         model = caller.model(params, state, rngs=rngs)
         return per_example_loss(model, batch, *mask), model.state
 
-    def loss_fn(params: Any, batch: Any, rng: jax.Array) -> Any:
-        def losses(batch: Any, key: jax.Array) -> Any:
-            return call_with(params, caller.state, batch, key)[0]
-
-        return fits.by_key(losses, batch, rng) if streams else losses(batch, rng)
-
-    of_model = fits.loss_of("linen_loss", loss_fn, call_with, caller.state, per_example_loss)
+    of_model = fits.loss_of(
+        "linen_loss", call_with, caller.state, per_example_loss, draws=bool(streams)
+    )
     return of_model, caller.params
 
 
@@ -98,9 +94,7 @@ def linen_metrics(
     def metrics_of(params: Any, state: Any, batch: Any) -> Any:
         return per_example_metrics(caller.model(params, state), batch)
 
-    if jax.tree.leaves(caller.state):
-        return metrics_of
-    return lambda params, batch: metrics_of(params, caller.state, batch)
+    return fits.metrics_of(metrics_of, caller.state)
 
 
 def linen_variables(

@@ -59,13 +59,9 @@ def nnx_loss(
 
         return maker.call(params, call, state)
 
-    def loss_fn(params: Any, batch: Any, rng: jax.Array) -> Any:
-        def losses(batch: Any, key: jax.Array) -> Any:
-            return call_with(params, maker.state, batch, key)[0]
-
-        return fits.by_key(losses, batch, rng) if streams else losses(batch, rng)
-
-    of_model = fits.loss_of("nnx_loss", loss_fn, call_with, maker.state, per_example_loss)
+    of_model = fits.loss_of(
+        "nnx_loss", call_with, maker.state, per_example_loss, draws=bool(streams)
+    )
     return of_model, maker.params
 
 
@@ -96,9 +92,7 @@ def nnx_metrics(
     def metrics_of(params: Any, state: Any, batch: Any) -> Any:
         return maker.call(params, lambda built: per_example_metrics(built, batch), state)[0]
 
-    if jax.tree.leaves(maker.state):
-        return metrics_of
-    return lambda params, batch: metrics_of(params, maker.state, batch)
+    return fits.metrics_of(metrics_of, maker.state)
 
 
 def nnx_model(

@@ -57,11 +57,9 @@ class Unrolled:
         raise NotImplementedError
 
     def first_past(self, moment: Moment) -> PyTree:
-        del moment
         return ()
 
     def first_tangents(self, x: PyTree, y: PyTree, opt: PyTree) -> trajectory.Tangents | tuple[()]:
-        del x, y, opt
         return ()
 
     def ways(self, x: PyTree) -> tuple[machine.Step, ...]:
@@ -89,7 +87,6 @@ class Unrolled:
 
     def gradient(self, x: PyTree, index: int, level: str, is_new: bool) -> machine.Ask:
         """Asks for the gradient of a level that a step takes."""
-        del x
         what = What(Kind.GRADIENT, level, is_new=is_new)
         take = functools.partial(trajectory.take_gradient, index)
         return machine.Ask(what, trajectory.at_step, take)

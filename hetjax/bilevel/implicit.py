@@ -12,6 +12,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from hetjax import parts
 from hetjax.bilevel import diagnosis, machine, solvers, vectors
 from hetjax.bilevel import lower as lower_lib
 from hetjax.bilevel.problem import LOWER, UPPER, Answer, At, Kind, What
@@ -74,14 +75,11 @@ def implicit(
     lower_lib.check(lower, "implicit", of_lower_alone=True)
     if not isinstance(solve, solvers.Solver | None):
         raise ValueError(f"implicit: solve is {solve!r}; give a solver, such as cg(10)")
-    if cross not in ("jvp", "fd"):
-        raise ValueError(f"implicit: cross is {cross!r}; it must be one of 'jvp', 'fd'")
+    parts.choice("jvp", "fd").check("implicit: cross", cross)
     solve = solvers.cg(10) if solve is None else solve
     least = int(solve.kind == "optimizer")  # which goes through the last step
-    if num_steps < least:
-        raise ValueError(f"implicit: num_steps is {num_steps}; give at least {least}")
-    if fd_step <= 0:
-        raise ValueError(f"implicit: fd_step is {fd_step}; give a positive distance")
+    parts.integer(at_least=least).check("implicit: num_steps", num_steps)
+    parts.number(above=0.0).check("implicit: fd_step", fd_step)
     distance = fd_step if cross == "fd" else None
     made = _Implicit(lower, num_steps, solve, distance, warm and solve.warm is not None)
     return machine.Estimator(made.begin, made.program, made.end, needs_all=_NEEDS_ALL)
@@ -117,7 +115,6 @@ class _Implicit(NamedTuple):
         )
 
     def program(self, x: PyTree) -> tuple[machine.Step, ...]:
-        del x
         step = (
             machine.Ask(What(Kind.GRADIENT, LOWER, is_new=True), _at_step, _take_gradient),
             machine.Then(self.made),

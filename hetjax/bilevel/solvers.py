@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from hetjax import parts
 from hetjax.bilevel.vectors import add, dtype_of, inner, like, zeros_like
 from hetjax.types import PyTree
 
@@ -59,7 +60,7 @@ def cg(num_steps: int, damp: float = 0.0) -> Solver:
     Raises:
         ValueError: num_steps is less than 1.
     """
-    _check_number("cg", "num_steps", num_steps)
+    parts.integer(at_least=1).check("cg: num_steps", num_steps)
 
     def warm(solving: Solving, product: PyTree) -> Solving:
         residual = add(solving.right, add(product, solving.solution, damp), -1.0)
@@ -100,7 +101,7 @@ def neumann(num_terms: int, eta: float, damp: float = 0.0) -> Solver:
     Raises:
         ValueError: num_terms is less than 1.
     """
-    _check_number("neumann", "num_terms", num_terms)
+    parts.integer(at_least=1).check("neumann: num_terms", num_terms)
 
     def begun(solving: Solving) -> Solving:
         r = solving.residual
@@ -132,7 +133,6 @@ def scaled(eta: float) -> Solver:
     """
 
     def begin(right: PyTree, start: PyTree | None) -> Solving:
-        del start
         solving = _from_nothing(right, None)
         return solving._replace(solution=jax.tree.map(lambda b: eta * b, right))
 
@@ -163,11 +163,6 @@ def rank_one(damp: float = 0.0) -> Solver:
     return Solver(0, _from_nothing, None, _never, "rank_one", damp)
 
 
-def _check_number(solver: str, name: str, given: int) -> None:
-    if given < 1:
-        raise ValueError(f"{solver}: {name} is {given}; give at least 1")
-
-
 def _from_nothing(right: PyTree, start: PyTree | None) -> Solving:
     solution = zeros_like(right) if start is None else like(start, right)
     vector = right if start is None else solution
@@ -175,5 +170,4 @@ def _from_nothing(right: PyTree, start: PyTree | None) -> Solving:
 
 
 def _never(solving: Solving, product: Any) -> Solving:
-    del product
     return solving

@@ -7,6 +7,7 @@ asked for. Reverse mode holds the trajectory and asks for its batches again. For
 `Z_t = d y_t / d x`.
 """
 
+from hetjax import parts
 from hetjax.bilevel import forwards, machine, reverse
 from hetjax.bilevel import lower as lower_lib
 
@@ -70,9 +71,7 @@ def unroll(
 
 def _check(num_steps: int, back: int, *, checkpoint: bool, **chosen: str) -> None:
     for name, given in chosen.items():
-        if given not in _OPTIONS[name]:
-            known = ", ".join(map(repr, _OPTIONS[name]))
-            raise ValueError(f"unroll: {name} is {given!r}; it must be one of {known}")
+        parts.choice(*_OPTIONS[name]).check(f"unroll: {name}", given)
     if num_steps < 1 or not 0 <= back <= num_steps:
         raise ValueError(
             f"unroll: {num_steps} steps, back={back}; give at least 1 step, and back from 0 to all"

@@ -150,7 +150,6 @@ class _ValueGap(NamedTuple):
         )
 
     def program(self, x: PyTree) -> tuple[machine.Step, ...]:
-        del x
         to_z = machine.Repeat(self.num_steps, self.step_of("z"))
         to_y = machine.Repeat(0 if self.is_dynamic else self.upper_steps, self.step_of("y"))
         seen: tuple[machine.Step, ...] = ()

@@ -174,7 +174,7 @@ def build(form: Any, arrays: dict[str, np.ndarray], prefix: str = "") -> types.P
 def _children(tree: types.PyTree) -> list[tuple[str, Any]]:
     """The (name, child) pairs of a container that JAX knows; for a leaf, the leaf itself."""
     found = jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda node: node is not tree)[0]
-    return [(_key_name(path[0]) if path else "", child) for path, child in found]
+    return [(jax.tree_util.keystr(path, simple=True), child) for path, child in found]
 
 
 def _joined(prefix: str, key: str) -> str:
@@ -182,15 +182,11 @@ def _joined(prefix: str, key: str) -> str:
     return f"{prefix}/{escaped}" if prefix else escaped
 
 
-def _key_name(key: Any) -> str:
-    return str(getattr(key, "name", getattr(key, "idx", getattr(key, "key", key))))
-
-
 def _named_leaves(tree: types.PyTree, prefix: str) -> Iterator[tuple[str, Any]]:
     for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
         name = prefix
         for key in path:
-            name = _joined(name, _key_name(key))
+            name = _joined(name, jax.tree_util.keystr((key,), simple=True))
         if _is_key(leaf):
             name = f"{name}/{jax.random.key_impl(leaf)}" if name else str(jax.random.key_impl(leaf))
         yield name, leaf

@@ -9,7 +9,6 @@ trained, and leaves the synchronisation out: the times are a worker's own.
 import bisect
 import dataclasses
 import functools
-import math
 from typing import Annotated, Any
 
 import numpy as np
@@ -84,10 +83,9 @@ class EmulatedCluster:
         object.__setattr__(self, "secs_per_microbatch", secs)
         object.__setattr__(self, "overhead_secs", overhead)
         object.__setattr__(self, "changes", tuple(self.changes))
-        check_name("delay", self.delay, DELAYS)
-        check_name("delay_per", self.delay_per, DELAY_PER)
-        if not (math.isfinite(self.delay_cv) and self.delay_cv > 0):
-            raise ValueError(f"delay_cv is {self.delay_cv}; it must be above 0")
+        parts.choice(*DELAYS).check("delay", self.delay)
+        parts.choice(*DELAY_PER).check("delay_per", self.delay_per)
+        parts.number(above=0.0).check("delay_cv", self.delay_cv)
         for change in self.changes:
             _check_change(change, len(secs))
         solver.WorkerCosts(overhead, secs)  # checks them
@@ -175,10 +173,10 @@ def as_cluster(given: Any) -> Any:
     """
     if not isinstance(given, dict):
         return given
-    names = [field.name for field in dataclasses.fields(EmulatedCluster) if field.init]
+    known = parts.choice(*(field.name for field in dataclasses.fields(EmulatedCluster)))
     fields = {name: value for name, value in given.items() if name not in ("num_workers", "clock")}
     for name in fields:
-        check_name("a field of cluster", name, tuple(names))
+        known.check("a field of cluster", name)
     if not np.size(fields.get("secs_per_microbatch", ())):
         raise ValueError(
             "cluster: it has no secs_per_microbatch, such as {'secs_per_microbatch': (0.04, 0.06)}"
@@ -278,27 +276,11 @@ def ends_of(cluster: EmulatedCluster, round: int, quotas: np.ndarray) -> np.ndar
     return ends
 
 
-def check_name(field: str, name: str, allowed: tuple[str, ...]) -> None:
-    """Refuses a name that is not allowed.
-
-    Raises:
-      ValueError: the name is not allowed.
-    """
-    if name not in allowed:
-        raise ValueError(f"{field} is {name!r}; it must be one of {', '.join(allowed)}")
-
-
 def _check_change(change: Change, num_workers: int) -> None:
-    if not 0 <= change.worker < num_workers:
+    for name, option in parts.options_of(Change).items():
+        if (value := getattr(change, name)) is not None:
+            option.check(f"{change}: {name}", value)
+    if change.worker >= num_workers:
         raise ValueError(f"{change}: the worker must be 0 to {num_workers - 1}")
-    if change.round < 0:
-        raise ValueError(f"{change}: the round must be 0 or more")
-    values = (change.secs_per_microbatch, change.overhead_secs, change.present)
-    if all(value is None for value in values):
+    if change.secs_per_microbatch is change.overhead_secs is change.present is None:
         raise ValueError(f"{change} changes nothing")
-    secs = 1.0 if change.secs_per_microbatch is None else change.secs_per_microbatch
-    overhead = 0.0 if change.overhead_secs is None else change.overhead_secs
-    if not (math.isfinite(secs) and secs > 0 and math.isfinite(overhead) and overhead >= 0):
-        raise ValueError(
-            f"{change}: secs_per_microbatch must be above 0 and overhead_secs 0 or more"
-        )

@@ -77,7 +77,6 @@ class Feed:
 
     def saved(self, state: stream_lib.StreamState) -> Any:
         """What a checkpoint keeps of the source itself, as JSON values."""
-        del state
 
     def go_on(self, state: stream_lib.StreamState, saved: dict[str, Any] | None) -> None:
         """Has the source go on where a checkpoint was made, by what `saved` gave."""
@@ -182,11 +181,9 @@ class ResidentFeed(Feed):
     def load(
         self, worker: int, example_ids: np.ndarray, passes: np.ndarray | int = 0
     ) -> types.Microbatch:
-        del passes  # its values were read once
         return self._gather(self._arrays[worker], example_ids)
 
     def lend(self, worker: int, example_ids: np.ndarray, passes: np.ndarray | int = 0) -> Lent:
-        del passes
         return Lent(self._arrays[worker], example_ids)
 
 

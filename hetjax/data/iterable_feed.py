@@ -51,7 +51,6 @@ class IterableFeed(feed.Feed):
 
     def _read(self, example_ids: np.ndarray, pass_index: int) -> None:
         """Reads all positions before `example_ids[0]`."""
-        del pass_index
         self._source.inputs.remember(self._block_of(self._needed)[0])
         while self._made < example_ids[0] and self._end is None:
             self._read_block()

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hetjax import messages
+from hetjax import messages, parts
 from hetjax.data import iterable_states, leaves
 
 _INTERFACES = (("get_state", "set_state"), ("state_dict", "load_state_dict"))
@@ -307,10 +307,7 @@ def stream(
         ("examples_per_epoch", examples_per_epoch, 1),
         ("buffer_size", buffer_size, 0),
     ):
-        if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**31:
-            raise ValueError(
-                f"hetjax.stream: {name} is {value!r}; give a whole number from {least} to 2**31"
-            )
+        parts.integer(at_least=least).check(f"hetjax.stream: {name}", value)
     if batched is None:
         batched = hasattr(iterable, "dataset") and getattr(iterable, "batch_size", None) is not None
     inputs = Inputs(iterable, per_epoch=examples_per_epoch, batched=batched)

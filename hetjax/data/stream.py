@@ -56,11 +56,6 @@ class StreamState(NamedTuple):
     examples_processed: int
 
 
-def examples_in(microbatches: np.ndarray) -> int:
-    """Examples in microbatches, without padding and what fills up."""
-    return int(np.sum(microbatches >= 0))
-
-
 class _Stream:
     """Shards, each of which some workers go through: all of them, or one."""
 
@@ -235,7 +230,6 @@ class SharedStream(_Stream):
 
     def fitted(self, state: StreamState, quotas: np.ndarray, present: np.ndarray) -> np.ndarray:
         """The quotas as this data can serve them: as they are."""
-        del state, present
         return quotas
 
     def again(self, past: Assignment, quotas: np.ndarray) -> Assignment:
@@ -299,12 +293,10 @@ class PrivateStream(_Stream):
 
     def total(self, state: StreamState, budget: int, *, gated: bool = False) -> int:
         """Microbatches of the next round: the budget, of which `fitted` may cut some off."""
-        del state, gated
         return budget
 
     def is_last(self, state: StreamState, quotas: np.ndarray) -> bool:
         """Workers end their passes at different times; no round is a last one for all."""
-        del state, quotas
         return False
 
     def fitted(self, state: StreamState, quotas: np.ndarray, present: np.ndarray) -> np.ndarray:
@@ -320,7 +312,6 @@ class PrivateStream(_Stream):
 
     def again(self, past: Assignment, quotas: np.ndarray) -> Assignment:
         """The microbatches of a past round as they were: each worker has its own."""
-        del quotas
         return past
 
 

@@ -218,12 +218,7 @@ def cluster_fields(given: Any, *, workers: int | None) -> Any:
                 f"cluster: got a {type(given).__name__}, whose functions a run would not call; "
                 "give a hetjax.cluster.emulate.EmulatedCluster itself"
             )
-        names = ("secs_per_microbatch", "overhead_secs", "delay", "delay_cv", "delay_per", "seed")
-        changes = [dataclasses.asdict(change) for change in given.changes]
-        given = {name: getattr(given, name) for name in names} | {
-            "num_workers": given.num_workers,
-            "changes": changes,
-        }
+        given = dataclasses.asdict(given) | {"num_workers": given.num_workers}
     if not isinstance(given, dict):
         return given
     speeds = given.get("secs_per_microbatch", ())

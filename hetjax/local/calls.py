@@ -1,6 +1,5 @@
 """What a worker's thread calls: a rule's `add` and `finish`, as programs of its own rows."""
 
-import functools
 from typing import Any
 
 import jax
@@ -8,7 +7,7 @@ import jax.numpy as jnp
 
 from hetjax import debugging, trees, types
 from hetjax.data import feed
-from hetjax.local import jitted, packing, rules
+from hetjax.local import packing, rules
 
 
 def jit_add(steps: rules.LocalSteps, *, marked: bool = False) -> Any:
@@ -38,11 +37,6 @@ def add_eagerly(
         shared, own = without_row_axis(shared), trees.first_row(carried)
         added, signs = steps.add(shared, own, microbatch, rng)
         return trees.add_row_axis(added), signs
-
-
-def jit_finish(steps: rules.LocalSteps) -> Any:
-    """`finish`, jitted, likewise."""
-    return jitted.InPlace(functools.partial(finish, steps), 1)
 
 
 def finish(

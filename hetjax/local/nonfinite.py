@@ -5,8 +5,8 @@ operation, and each one's result is looked at.
 """
 
 import contextlib
-import functools
 import os
+import pathlib
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -134,10 +134,7 @@ def _run(program: Any, arguments: Sequence[Any], found: dict[str, Operation]) ->
 
 def _done(equation: Any, ins: list[Any]) -> list[Any]:
     """What an operation makes."""
-    options: Any = equation.primitive.get_bind_params(equation.params)
-    if isinstance(options, tuple):  # before JAX 0.10: functions, too
-        functions, options = options
-        ins = [*functions, *ins]
+    options = equation.primitive.get_bind_params(equation.params)
     with equation.ctx.manager:
         made = equation.primitive.bind(*ins, **options)
     return made if equation.primitive.multiple_results else [made]
@@ -196,9 +193,5 @@ def _is_of_a_library(filename: str) -> bool:
     """Whether a file is of what hetjax stands on, or of hetjax but for its models."""
     loaded = [sys.modules[name].__file__ for name in _LIBRARIES if name in sys.modules]
     *others, own = [os.path.dirname(file) for file in loaded if file]
-    is_of = functools.partial(_is_below, filename)
+    is_of = pathlib.PurePath(filename).is_relative_to
     return any(map(is_of, others)) or (is_of(own) and not is_of(os.path.join(own, "zoo")))
-
-
-def _is_below(filename: str, directory: str) -> bool:
-    return filename.startswith(f"{directory}{os.sep}")

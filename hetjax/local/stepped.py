@@ -21,7 +21,7 @@ from hetjax import mesh as mesh_lib
 from hetjax.data import feed as feed_lib
 from hetjax.data import stream
 from hetjax.gates import gate as gate_lib
-from hetjax.local import calls, clocks, rules
+from hetjax.local import calls, clocks, jitted, rules
 from hetjax.processes import beacons as beacons_lib
 
 _Measured = tuple[int, float, float, int, list]
@@ -150,7 +150,8 @@ class Stepped:
         self._feed, self._mesh, self._clock, self._gate = feed, mesh, clock, gate
         self._beacons = beacons
         self._workers = list(workers)
-        self._finish = calls.jit_finish(steps) if finishes else None
+        finish = functools.partial(calls.finish, steps)
+        self._finish = jitted.InPlace(finish, 1) if finishes else None
         jitted_add = calls.jit_add(steps, marked=depth > 1)
         self._add = functools.partial(calls.add_eagerly, steps) if eager else jitted_add
         self._signed = signed

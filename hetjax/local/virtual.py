@@ -11,7 +11,7 @@ import numpy as np
 from hetjax import debugging, trees, types
 from hetjax.data import feed as feed_lib
 from hetjax.data import stream
-from hetjax.local import clocks, jitted, rules, stepped
+from hetjax.local import calls, clocks, jitted, rules, stepped
 
 
 class Virtual:
@@ -49,10 +49,7 @@ class Virtual:
         shared_axes = types.Shared(own, None, own)
 
         def common(shared: types.Shared) -> types.Shared:
-            if not replicas_equal:
-                return shared
-            params, _, model_state = trees.first_row(shared._replace(given=()))
-            return types.Shared(params, shared.given, model_state)
+            return calls.without_row_axis(shared) if replicas_equal else shared
 
         def add(
             shared: types.Shared,

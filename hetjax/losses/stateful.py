@@ -209,8 +209,7 @@ def _wide(leaf: Any) -> Any:
 
 def path_of(path: Any) -> str:
     """A path of keys as text: `BatchNorm_0.mean`."""
-    keys = [getattr(key, "key", getattr(key, "idx", getattr(key, "name", key))) for key in path]
-    return ".".join(map(str, keys))
+    return jax.tree_util.keystr(path, simple=True, separator=".")
 
 
 def _is_under(path: str, name: str) -> bool:

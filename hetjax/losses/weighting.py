@@ -25,16 +25,6 @@ from hetjax import types
 WEIGHTINGS = ("shard", "example", "shard_mean")
 
 
-def check(weighting: str) -> None:
-    """Refuses a weighting that there is not.
-
-    Raises:
-        ValueError: it is none of `WEIGHTINGS`.
-    """
-    if weighting not in WEIGHTINGS:
-        raise ValueError(f"weighting: got {weighting!r}, must be one of {', '.join(WEIGHTINGS)}.")
-
-
 class Counting(NamedTuple):
     """How the workers' sums count in an update; f[W] each, the same on every worker."""
 

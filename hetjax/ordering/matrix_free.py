@@ -112,7 +112,6 @@ def make_observe(block_pairs: int) -> Callable:
         position: jax.Array,
         rng: jax.Array,
     ) -> tuple[tuple[jax.Array, Any], tuple, types.PyTree, jax.Array]:
-        del position, rng
         size, params = microbatch.example_ids.shape[0], shared.params
         values, pull, weights = jax.vjp(lambda p: losses(p, None), params, has_aux=True)
         (grads,) = pull(jnp.ones_like(values))

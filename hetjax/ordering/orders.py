@@ -158,7 +158,6 @@ def fixed_map() -> Placing:
     def place(
         state: PlacedState, realised_examples: np.ndarray, example_signs: np.ndarray | None
     ) -> PlacedState:
-        del example_signs
         positions = state.num_placed + np.arange(len(realised_examples))
         return place_balanced(state, realised_examples, 1 - 2 * (positions % 2))
 

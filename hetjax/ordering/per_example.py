@@ -64,7 +64,6 @@ def _of_pairs(find: Callable[..., tuple[jax.Array, jax.Array]]) -> Callable:
         position: jax.Array,
         rng: jax.Array,
     ) -> tuple:
-        del rng
         mask = microbatch.example_mask
         sums, grad_sum, gradients = _gradients(losses, shared.params, mask.shape[0])
         first, second = pairs.split(gradients)
@@ -130,12 +129,10 @@ def d_grab(sizes: Sizes) -> Observer:
 
 def pair_balance(sizes: Sizes) -> Observer:
     """PairBalance by each worker alone: the signs of its pairs one after the other."""
-    del sizes
 
     def balanced(
         differences: jax.Array, running_sum: jax.Array, position: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
-        del position
         signs, after = balance.balance_signs(differences, running_sum)
         return after - running_sum, signs
 
@@ -165,7 +162,6 @@ def grab(sizes: Sizes, *, random_scale: float | None = None) -> Observer:
         reshuffling", 2022, arXiv 2205.10733. Alweiss, Liu, Sawhney, "Discrepancy minimization
         via a self-balancing walk", 2020, arXiv 2006.14009, for the random signs.
     """
-    del sizes
 
     def init(params: types.PyTree) -> GrabSums:
         zeros = _zeros(params)
@@ -179,7 +175,6 @@ def grab(sizes: Sizes, *, random_scale: float | None = None) -> Observer:
         position: jax.Array,
         rng: jax.Array,
     ) -> tuple:
-        del position
         size = microbatch.example_ids.shape[0]
         totals, grad_sum, gradients = _gradients(losses, shared.params, size)
         key = jax.random.fold_in(rng, _SIGN_STREAM)  # not the loss's own key

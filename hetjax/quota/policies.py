@@ -390,5 +390,4 @@ def _quotas_for(weights: np.ndarray, total: int, caps: np.ndarray) -> np.ndarray
 def check_sizes(num_workers: int, budget: int) -> None:
     """Refuses a cluster without workers and a round without microbatches."""
     for name, number in (("num_workers", num_workers), ("budget", budget)):
-        if number < 1:
-            raise ValueError(f"{name} is {number}; it must be 1 or more")
+        parts.integer(at_least=1).check(name, number)

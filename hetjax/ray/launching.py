@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from hetjax import extras, messages
+from hetjax import extras, messages, parts
 from hetjax.ray import actors
 
 _START_SECS = 300.0
@@ -82,6 +82,5 @@ def _checked(resources: Any, max_failures: Any) -> list[dict[str, float]]:
             f"launch: resources are {resources!r}; give one dict for each worker, such as "
             "[{'GPU': 1}, {'GPU': 0.5}]"
         )
-    if not isinstance(max_failures, int) or max_failures < 0:
-        raise ValueError(f"launch: max_failures is {max_failures!r}; it must be 0 or more")
+    parts.integer().check("launch: max_failures", max_failures)
     return [{name: amount for name, amount in each.items() if amount} for each in resources]

@@ -111,7 +111,7 @@ class Search:
         """What the run is to have more of than it had: 'epochs 3 to 5'."""
         theirs = None
         with contextlib.suppress(OSError, ValueError, AttributeError):  # `recorded.check` tells
-            theirs = recorded.read(self.workdir, self.config)
+            theirs = recorded.read(self.workdir)
         names = [n for n in self.may_grow if theirs and recorded.grown(theirs, self.config, n)]
         return [f"{n} {theirs[n]} to {self.config[n] or 'any number'}" for n in names if theirs]
 
@@ -188,7 +188,7 @@ _MAY_DIFFER = ("checkpoint", "cluster", "quota")
 """Groups of the configuration that a run may be resumed with other values of."""
 
 
-class Keeper:
+class Keeper(contextlib.AbstractContextManager["Keeper"]):
     """Saves a run; process 0 writes, in the background, and the others help to gather.
 
     Args:
@@ -260,9 +260,6 @@ class Keeper:
             "solutions": self._setup.company.solved.save(),
             "versions": arguments.versions(),
         }
-
-    def __enter__(self) -> "Keeper":
-        return self
 
     def __exit__(self, *error: object) -> None:
         """Waits until all is on the disk."""

@@ -59,22 +59,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _write(directories: Sequence[pathlib.Path], out: pathlib.Path) -> None:
     runs = [files.read(directory) for directory in directories]
-    if len(runs) > 1:
-        out.write_text(comparison.render(runs), encoding="utf-8", errors="replace")
-        return
-    (run,) = runs
-    if not run.is_bilevel:
+    run = runs[0]
+    if len(runs) == 1 and not run.is_bilevel:
         watching.write(run, out)
         return
-    if not run.has_ended:
+    if len(runs) == 1 and not run.has_ended:
         raise ValueError(f"{run.directory} is a bilevel run that is not at its end")
-    bilevel.write(
-        out,
-        config=run.config,
-        summary=run.summary,
-        history=run.history,
-        rounds=files.rounds_of_levels(run.directory),
-    )
+    if len(runs) > 1:
+        text = comparison.render(runs)
+    else:
+        rounds = files.rounds_of_levels(run.directory)
+        text = bilevel.render(
+            config=run.config, summary=run.summary, history=run.history, rounds=rounds
+        )
+    out.write_text(text, encoding="utf-8", errors="replace")
 
 
 if __name__ == "__main__":

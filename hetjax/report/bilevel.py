@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pathlib
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -32,19 +31,6 @@ _RESIDUAL = "the residual of the linear system, over its right side."
 _EVALUATED = "Of the lower variable that was reached, at each evaluation."
 _MOST_KINDS = 4  # whose quotas are drawn
 _METRIC_COLOURS = [canvas.ACCENT, canvas.WORKERS[0], canvas.WORKERS[2], canvas.WORKERS[5]]
-
-
-def write(
-    path: pathlib.Path,
-    *,
-    config: Record,
-    summary: Record,
-    history: Sequence[Record],
-    rounds: Sequence[Record],
-) -> None:
-    """Writes the page, in place of an old one; the other arguments are those of `render`."""
-    text = render(config=config, summary=summary, history=history, rounds=rounds)
-    path.write_text(text, encoding="utf-8", errors="replace")
 
 
 def render(

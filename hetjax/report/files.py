@@ -43,7 +43,8 @@ def read(directory: pathlib.Path) -> Written:
     """The run in a directory; a summary may be missing.
 
     Raises:
-        ValueError: a file is missing or is not JSON. A last line that was cut off while it was
+        OSError: a file is missing.
+        ValueError: a file is not JSON. A last line that was cut off while it was
             being written is left out.
     """
     config = _read_json(directory / "config.json")
@@ -58,8 +59,6 @@ def read_lines(path: pathlib.Path) -> list[dict[str, Any]]:
     Raises:
         ValueError: as of `read`.
     """
-    if not path.exists():
-        raise ValueError(f"{path} is missing")
     found: list[dict[str, Any]] = []
     lines = path.read_text(encoding="utf-8").splitlines()
     for i, line in enumerate(lines):
@@ -78,8 +77,6 @@ def rounds_of_levels(directory: pathlib.Path) -> list[dict[str, Any]]:
 
 
 def _read_json(path: pathlib.Path) -> dict[str, Any]:
-    if not path.exists():
-        raise ValueError(f"{path} is missing")
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
@@ -105,11 +102,11 @@ def so_far(config: Record, history: Sequence[Record]) -> dict[str, Any]:
     counts = np.where(np.isfinite(losses), series.column(history, "examples")[of_epoch], 0)
     if counts.sum() > 0:
         found["train_loss"] = float(np.nan_to_num(losses) @ counts / counts.sum())
-    for name in ("round_secs", "optimal_round_secs", "waiting_fraction"):
+    names = {"round_secs": "round_secs_mean", "bytes_sent": "bytes_sent_per_round"}
+    for name in (*names, "optimal_round_secs", "waiting_fraction"):
         values = series.column(full, name)
         if np.isfinite(values).any():
-            name = {"round_secs": "round_secs_mean"}.get(name, name)
-            found[name] = float(np.nanmean(values))
+            found[names.get(name, name)] = float(np.nanmean(values))
     if {"round_secs_mean", "optimal_round_secs"} <= found.keys() and found["round_secs_mean"]:
         found["fraction_of_optimum"] = found["optimal_round_secs"] / found["round_secs_mean"]
     evaluated = [line["eval"] for line in history if isinstance(line.get("eval"), Mapping)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 
@@ -14,42 +13,21 @@ TABLE_WORKERS = 16
 HEADS = ["worker", "given", "finished", "returned", "examples counted"]
 
 
-def gate(summary: Record) -> Record:
-    """The summary's part on the gate; empty in runs without one."""
-    part = series.part(summary, "gate")
-    return part if part.get("trigger") != "none" else {}
+def microbatches(history: Sequence[Record]) -> tuple[FloatArray, FloatArray]:
+    """What was given and what was finished, f64[num_rounds, num_workers]; the rest was returned."""
+    return series.matrix(history, "quotas"), series.matrix(history, "microbatches_done")
 
 
-class Microbatches(NamedTuple):
-    """Microbatches of each round, f64[num_rounds, num_workers] or f64[num_rounds] of one worker.
-
-    NaN if they are not known.
-    """
-
-    given: FloatArray
-    finished: FloatArray  # the others were returned
-
-    def share(self) -> FloatArray:
-        """Finished over given; NaN if none was given."""
-        given = np.where(self.given > 0, self.given, np.nan)
-        return self.finished / given
-
-
-def microbatches(history: Sequence[Record]) -> Microbatches:
-    """What was given and what was finished, if both are known."""
-    given, finished = (series.matrix(history, k) for k in ("quotas", "microbatches_done"))
-    return Microbatches(np.where(np.isnan(finished), np.nan, given), finished)
-
-
-def can_draw(history: Sequence[Record]) -> bool:
-    """Whether a microbatch was given, and it is known whether it was finished."""
-    return bool(np.nansum(microbatches(history).given) > 0)
+def share(history: Sequence[Record]) -> FloatArray:
+    """Finished over given, f64[num_rounds, num_workers]; NaN if none was given."""
+    given, finished = microbatches(history)
+    return finished / np.where(given > 0, given, np.nan)
 
 
 def draw_microbatches(history: Sequence[Record], *, width: int) -> str:
     """A map of the share that each worker finished, bright is all of it."""
     return heat_map.draw(
-        100 * microbatches(history).share(),
+        100 * share(history),
         series.round_ids(history),
         width=width,
         name="gate",

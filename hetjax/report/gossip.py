@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from hetjax.report import canvas, series, words
 from hetjax.report.series import FloatArray, Record
 
@@ -13,9 +11,6 @@ from hetjax.report.series import FloatArray, Record
 def bytes_of_worker(summary: Record, history: Sequence[Record]) -> float:
     """Mean bytes that a worker sends a round; NaN for one worker, or if not known."""
     sent = series.number(summary.get("bytes_sent_per_round"))
-    if np.isnan(sent):
-        known = series.column(history, "bytes_sent")
-        sent = float(np.nanmean(known)) if np.isfinite(known).any() else float("nan")
     workers = summary.get("num_workers") or series.count_workers(history)
     return sent / workers if workers > 1 else float("nan")
 

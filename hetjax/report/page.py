@@ -4,28 +4,12 @@ from __future__ import annotations
 
 import importlib.resources
 import json
-import pathlib
 from collections.abc import Sequence
 
 import numpy as np
 
 from hetjax.report import sections, series, tables, tiles, words
 from hetjax.report.series import Record
-
-
-def write_report(
-    path: str | pathlib.Path, *, config: Record, summary: Record, history: Sequence[Record]
-) -> None:
-    """Writes the report of a run as one HTML file that loads nothing from elsewhere.
-
-    Args:
-        path: the file to write; an old one is replaced.
-        config: the resolved configuration, shown as it is.
-        summary: the run's final numbers, as in summary.json; all that are shown are optional.
-        history: one record a round, as the lines of metrics.jsonl; it may be empty.
-    """
-    text = render(config=config, summary=summary, history=history)
-    pathlib.Path(path).expanduser().write_text(text, encoding="utf-8", errors="replace")
 
 
 def render(
@@ -36,9 +20,14 @@ def render(
     notes: Sequence[str] = (),
     every_secs: int = 0,
 ) -> str:
-    """The report as the text of an HTML file; arguments as for `write_report`.
+    """The report as the text of an HTML file that loads nothing from elsewhere.
 
-    Of a run that goes on there are `notes`, and the page loads itself anew `every_secs`.
+    Args:
+        config: the resolved configuration, shown as it is.
+        summary: the run's final numbers, as in summary.json; all that are shown are optional.
+        history: one record a round, as the lines of metrics.jsonl; it may be empty.
+        notes: of a run that goes on.
+        every_secs: after which the page loads itself anew; 0: never.
     """
     title = _title(config, summary, history)
     parts = [tiles.tiles(summary, history), *sections.sections(summary, history)]

@@ -20,8 +20,6 @@ def draw_round_times(history: Sequence[Record], summary: Record, *, width: int) 
     shown = series.full_rounds(history)
     ids, secs = series.round_ids(shown), series.column(shown, "round_secs")
     best = series.column(shown, "optimal_round_secs")
-    if np.isnan(best).all():
-        best = np.full(len(shown), series.number(summary.get("optimal_round_secs")))
     equal = series.number(summary.get("equal_split_secs"))
     top = _top(secs, best, equal)
     factor, unit = words.time_unit(top)

@@ -66,7 +66,7 @@ def section(
 
 def _timeline(summary: Record, history: Sequence[Record]) -> str:
     caption = "Each bar is one worker in one round, with the number of microbatches it computed. "
-    gate = gates.gate(summary)
+    gate = series.part(summary, "gate")
     if not gate:
         caption += "With good quotas all bars of a round end together."
     else:
@@ -110,12 +110,10 @@ def _quotas(history: Sequence[Record]) -> str:
 
 def _gate(summary: Record, history: Sequence[Record]) -> str:
     """Empty in runs without a gate."""
-    part, num_workers = gates.gate(summary), series.count_workers(history)
+    part, num_workers = series.part(summary, "gate"), series.count_workers(history)
     if not part:
         return ""
     heading, caption = "Rounds that close early", gates.caption(part)
-    if not gates.can_draw(history):
-        return section(heading, caption, None)
     if num_workers > gates.TABLE_WORKERS:
         caption += f" The table holds the {gates.TABLE_WORKERS} workers that returned most."
     caption += " In the picture bright is finished, dark is returned."
@@ -128,8 +126,7 @@ def _round_times(summary: Record, history: Sequence[Record]) -> str:
         "From the start of a round to the start of the next; the number beside the run is the "
         "median of its last 20 rounds. Triangles at the top are rounds that took longer still."
     )
-    optimum = series.column([summary, *history], "optimal_round_secs")
-    if np.isfinite(optimum).any():
+    if np.isfinite(series.column(history, "optimal_round_secs")).any():
         caption += " The optimum is that of the best quotas for the true speeds."
     draw = partial(round_times.draw_round_times, history, summary)
     return section("Time of a round", caption + _left_out(history), draw)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from hetjax.report import gates, gossip, series, words
+from hetjax.report import gossip, series, words
 from hetjax.report.series import Record
 
 Tile = tuple[str, str, str]  # what, number, line below; without a number it is left out
@@ -23,7 +23,7 @@ def tiles(summary: Record, history: Sequence[Record]) -> str:
         *_speed(summary),
         *_traffic(summary, history),
         ("Missing and duplicated", both, processed and f"of {processed} processed"),
-        ("Quotas at the end", *_last_quotas(summary, history)),
+        ("Quotas at the end", *_last_quotas(summary)),
         _start(summary),
         ("Wall time", words.time(summary.get("wall_secs")), rounds),
     ]
@@ -113,7 +113,7 @@ def _speed(summary: Record) -> list[Tile]:
 def _traffic(summary: Record, history: Sequence[Record]) -> list[Tile]:
     """Examples a second if there is a gate; with several workers what they send, and how long."""
     per_sec = series.number(summary.get("examples_per_sec"))
-    gated = bool(gates.gate(summary)) and per_sec > 0
+    gated = bool(series.part(summary, "gate")) and per_sec > 0
     emulated = ", emulated speeds" if summary.get("emulated") else ""
     pace = f"{per_sec:,.0f}" if per_sec >= 100 else f"{per_sec:.3g}"
     sent = gossip.bytes_of_worker(summary, history)
@@ -126,13 +126,9 @@ def _traffic(summary: Record, history: Sequence[Record]) -> list[Tile]:
     ]
 
 
-def _last_quotas(summary: Record, history: Sequence[Record]) -> tuple[str, str]:
-    """The last quotas; those of the round before, if the last one only did an epoch's rest."""
+def _last_quotas(summary: Record) -> tuple[str, str]:
+    """The quotas of the last full round."""
     values = series.matrix([summary], "quotas")[-1]
-    full = series.full_rounds(history)
-    before = series.matrix(full[-1:], "quotas")[-1] if full else values
-    if not np.nansum(values) >= np.nansum(before):
-        values = before
     if not np.isfinite(values).any():
         return "", ""
     if len(values) <= 6:

@@ -60,14 +60,10 @@ def draw_timeline(history: Sequence[Record], *, width: int) -> str:
 
 def _lay_out(rounds: Sequence[Record], *, factor: float = 1.0) -> _Layout:
     """Places successive rounds on an axis whose unit is 1 / `factor` seconds."""
-    compute = series.matrix(rounds, "compute_secs")
-    busiest = np.nanmax(np.nan_to_num(compute), axis=1, initial=0.0)
-    local = series.column(rounds, "local_secs")
-    local = np.maximum(np.where(np.isnan(local), busiest, local), 0)
-    if (host := _host_secs(rounds)).any():
-        local = np.maximum(local, np.nanmax(np.nan_to_num(compute) + host, axis=1))
-    whole = series.column(rounds, "round_secs")
-    pause = np.maximum(np.where(np.isnan(whole), local, whole) - local, 0)
+    compute = np.nan_to_num(series.matrix(rounds, "compute_secs"))
+    busiest = np.max(compute + _host_secs(rounds), axis=1, initial=0.0)
+    local = np.fmax(series.column(rounds, "local_secs"), busiest)
+    pause = np.maximum(np.nan_to_num(series.column(rounds, "round_secs")) - local, 0)
     longest = 0.3 * max(float(np.median(local)), 1e-9)
     gap = np.where(pause > 1.5 * longest, longest, pause)
     start = np.cumsum(local + gap) - (local + gap)

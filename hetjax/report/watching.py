@@ -96,7 +96,7 @@ def _read(directory: pathlib.Path) -> files.Written | None:
     """The run; None while a run that begins anew replaces its files."""
     try:
         return files.read(directory)
-    except ValueError:
+    except (ValueError, OSError):
         time.sleep(_LOOK_SECS)
         if (directory / "config.json").exists() and (directory / "metrics.jsonl").exists():
             return files.read(directory)

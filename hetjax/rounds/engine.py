@@ -246,7 +246,7 @@ class Engine:
         processed = new.stream.examples_processed
         examples = processed - plan.rounds.stream.examples_processed
         if plan.is_again:
-            examples = stream.examples_in(plan.local.assigned.example_ids)
+            examples = int(np.sum(plan.local.assigned.example_ids >= 0))
         report = round_report.Report(
             self.setup,
             executed,

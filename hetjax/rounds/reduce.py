@@ -84,12 +84,10 @@ def _of_shared(coordinate: Callable) -> Callable:
 
 
 def _nothing(params: types.PyTree, active: types.Exchanges) -> types.PyTree:
-    del active
     return params
 
 
 def _no_order(memory: types.PyTree, evidence: types.PyTree) -> tuple[types.PyTree, tuple]:
-    del evidence
     return memory, ()
 
 

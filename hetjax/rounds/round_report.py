@@ -144,11 +144,6 @@ class Report:
         )
         return float(np.max(found.divisor))
 
-    @property
-    def _has_no_update(self) -> bool:
-        """Whether it had examples, whose weights add up to 0 or less."""
-        return bool(self.totals.example_count.sum() > 0 and self.divisor <= 0)
-
     def _step(self) -> dict[str, Any]:
         """How far the update went, of what is known and finite; {} where there was no update."""
         step = self._step_norms
@@ -281,6 +276,7 @@ class Report:
         busy_secs = work.compute_secs + work.host_secs
         longest = max(work.local_secs, float(busy_secs.max()))  # as `summary.longest_secs`
         waiting = (longest - busy_secs)[present]
+        has_examples = metrics.example_count.sum() > 0
         return types.RoundReport(
             round=plan.local.round_index or 0,
             epoch=self._epoch,
@@ -304,7 +300,7 @@ class Report:
             exchange_secs=self._exchange_secs,
             metrics=losses_lib.means(metrics.metric_sums) or None,
             **self._step(),
-            weight_sum=self.divisor if self._has_no_update else None,
+            weight_sum=self.divisor if has_examples and self.divisor <= 0 else None,
             bytes_sent=round(
                 self._setup.methods.reducer.copies_sent(plan.active) * self._setup.copy_bytes
             ),

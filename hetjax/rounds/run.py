@@ -137,8 +137,7 @@ class Run(engine.Engine):
             ValueError: there is none, or it is of a run with other parts, or of another run.
         """
         saved = resume.newest(directory, self.setup, self.recorded)
-        there = saved.about.get("fingerprint")
-        found = fingerprint.differences(there, self.fingerprint()) if there else {}
+        found = fingerprint.differences(saved.about["fingerprint"], self.fingerprint())
         if "optimizer" in found:
             found["optimizer"] += resume.given_anew(saved.arrays, self.setup)
         held = f"restore: the run in {str(directory)!r}"
@@ -191,7 +190,10 @@ class Run(engine.Engine):
         Returns:
             A pytree without worker axis.
         """
-        rows = state.train.model_state
+        return self._one(state.train.model_state)
+
+    def _one(self, rows: types.PyTree) -> types.PyTree:
+        """One copy on this process's first device of rows, or their mean where they differ."""
         if self.setup.methods.reducer.keeps_replicas_equal or not jax.tree.leaves(rows):
             return mesh_lib.own_row(rows)
         return state_lib.mean_on(rows, self.setup.where.own_device)
@@ -208,11 +210,8 @@ class Run(engine.Engine):
         train = state.train
         if not self.config.ema:
             raise ValueError(f"Run.average: {types.NO_AVERAGE}")
-        if self.setup.methods.reducer.keeps_replicas_equal:
-            found = mesh_lib.own_row(train.average)
-        else:
-            found = state_lib.mean_on(train.average, self.setup.where.own_device)
-        found = state_lib.narrowed(found, types.Model(train.params, train.model_state))
+        like = types.Model(train.params, train.model_state)
+        found = state_lib.narrowed(self._one(train.average), like)
         return found._replace(params=state_lib.judged(found.params))
 
     def model(self, state: RunState) -> tuple[types.PyTree, dict[str, float] | None]:

@@ -47,11 +47,6 @@ class RunState(NamedTuple):
     rounds: RoundsState
 
     @property
-    def policies(self) -> dict[str, Any]:
-        """Of each kind of round, what its quota policy knows."""
-        return self.rounds.policies
-
-    @property
     def stream(self) -> stream_lib.StreamState:
         """Orders, what is left of them, and the ledger."""
         return self.rounds.stream

@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from hetjax import mesh as mesh_lib
-from hetjax import trees, types
+from hetjax import parts, trees, types
 from hetjax.inputs import extra_arguments
 from hetjax.local import packing, rules
 from hetjax.losses import weighting as weighting_lib
@@ -80,7 +80,7 @@ def make_sync(
         where the caller knows them; `given` are the values that this
         round and the next one hand out.
     """
-    weighting_lib.check(weighting)
+    parts.choice(*weighting_lib.WEIGHTINGS).check("weighting", weighting)
     made_for = None if observer is None else observer.sizes
     if made_for is not None and made_for.num_workers != num_workers:
         raise ValueError(
@@ -103,8 +103,8 @@ def make_sync(
         contributed: types.Contribution,
         shares: jax.Array,
         active: types.Exchanges,
-        metrics: types.SyncMetrics | tuple[()] = (),
-        given: types.PyTree = (),
+        metrics: types.SyncMetrics | tuple[()],
+        given: types.PyTree,
     ) -> Synchronised:
         reduced, metrics, is_empty = reduce_lib.reduce(
             how_to_reduce, form, contributed, shares, metrics
@@ -129,7 +129,7 @@ def make_sync(
 def _on_mesh(body: SyncFn, mesh: Mesh, finish: Callable | None) -> SyncFn:
     """The collective form: the body on each device, for the one row that is there."""
 
-    def body_of_rows(
+    def synchronise(
         state: Any, contributed: Any, shares: Any, active: types.Exchanges, metrics: Any, given: Any
     ) -> Synchronised:
         own, opened = trees.first_row((state, packing.unpack(contributed)))
@@ -147,25 +147,13 @@ def _on_mesh(body: SyncFn, mesh: Mesh, finish: Callable | None) -> SyncFn:
 
     rows, whole = P(mesh_lib.WORKER_AXIS), P()
     placed: Any = rows, rows, whole, rows, rows, rows, rows
-    on_mesh = jax.shard_map(
-        body_of_rows,
+    return jax.shard_map(
+        synchronise,
         mesh=mesh,
         in_specs=(rows, rows, whole, whole, whole, whole),
         out_specs=Synchronised(*placed),
         check_vma=False,  # an optimiser's own `cond` may mix constants with what varies by worker
     )
-
-    def synchronise(
-        state: Any,
-        contributed: types.Contribution,
-        shares: jax.Array,
-        active: types.Exchanges,
-        metrics: types.SyncMetrics | tuple[()] = (),
-        given: types.PyTree = (),
-    ) -> Synchronised:
-        return on_mesh(state, contributed, shares, active, metrics, given)
-
-    return synchronise
 
 
 def _begin_row(steps: rules.LocalSteps) -> Callable:
@@ -193,14 +181,13 @@ def _begin_rows(steps: rules.LocalSteps) -> Callable:
 
 
 def make_begin(steps: rules.LocalSteps, mesh: Mesh | None, *, packed: bool = False) -> Callable:
-    """`(params, kept, given=()) -> carried`: what the workers begin with; leaves `[W, ...]`.
+    """`(params, kept, given) -> carried`: what the workers begin with; leaves `[W, ...]`.
 
     For the first round, and wherever the state or what is given is not what the synchronisation
     before knew. `packed`: as `Packed`, as everything is from then on that is made of it.
     """
     if mesh is None:
-        rows_begin = _begin_rows(steps)
-        return lambda params, kept, given=(): rows_begin(params, kept, given)
+        return _begin_rows(steps)
     begin = _begin_row(steps)
 
     def body(params: types.PyTree, kept: types.Kept, given: types.PyTree) -> types.PyTree:
@@ -208,10 +195,9 @@ def make_begin(steps: rules.LocalSteps, mesh: Mesh | None, *, packed: bool = Fal
         return packing.pack(carried) if packed else carried
 
     rows = P(mesh_lib.WORKER_AXIS)
-    on_mesh = jax.shard_map(
+    return jax.shard_map(
         body, mesh=mesh, in_specs=(rows, rows, P()), out_specs=rows, check_vma=False
     )
-    return lambda params, kept, given=(): on_mesh(params, kept, given)
 
 
 def make_new_pass(observer: ordering.Observer) -> Callable:

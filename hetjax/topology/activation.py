@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
+from hetjax import parts
 from hetjax.topology import graphs, mixing, spectra
 
 
@@ -23,8 +24,7 @@ class Problem:
         budget: float,
         link_secs: ArrayLike | None,
     ):
-        if not 0 < budget <= 1:
-            raise ValueError(f"budget is {budget!r}, must be above 0 and at most 1")
+        parts.number(above=0.0, at_most=1.0).check("budget", budget)
         self.matchings = tuple(
             _checked_matching(j, m, num_workers) for j, m in enumerate(matchings)
         )

@@ -24,7 +24,6 @@ this one before a restart."""
 
 def solve_here(problem: str, solve: Callable[[], list[float]]) -> list[float]:
     """The `SolveOnce` of a process that is alone."""
-    del problem
     return solve()
 
 

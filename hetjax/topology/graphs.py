@@ -7,7 +7,6 @@ launcher can plan a topology without it.
 """
 
 import dataclasses
-import numbers
 import re
 from collections.abc import Callable, Sequence
 
@@ -45,7 +44,7 @@ class Graph(shown.Shown):
     edges: np.ndarray
 
     def __post_init__(self) -> None:
-        _check_num_workers(self.num_workers)
+        options.integer(at_least=1).check(f"{_PLACE}num_workers", self.num_workers)
         edges = checked_edges(self.edges, self.num_workers)
         check_connected(edges, self.num_workers)
         edges.flags.writeable = False
@@ -88,7 +87,7 @@ class PeriodicGraph(shown.Shown):
     phases: tuple[np.ndarray, ...]
 
     def __post_init__(self) -> None:
-        _check_num_workers(self.num_workers)
+        options.integer(at_least=1).check(f"{_PLACE}num_workers", self.num_workers)
         workers = np.arange(self.num_workers)
         phases = tuple(np.array(phase) for phase in self.phases)
         for number, phase in enumerate(phases):
@@ -151,7 +150,7 @@ def torus(num_workers: int) -> Graph:
       >>> torus(6).edges.tolist()  # 2 × 3
       [[0, 1], [0, 2], [0, 3], [1, 2], [1, 4], [2, 5], [3, 4], [3, 5], [4, 5]]
     """
-    _check_num_workers(num_workers)
+    options.integer(at_least=1).check(f"{_PLACE}num_workers", num_workers)
     rows = _torus_rows(num_workers)
     if rows == 1 and num_workers > 3:
         raise ValueError(
@@ -198,8 +197,7 @@ def random_graph(num_workers: int, *, degree: int = 4, seed: int = 0) -> Graph:
       >>> random_graph(10, degree=3).neighbours(0).size
       3
     """
-    if not isinstance(degree, numbers.Integral) or degree < 2:
-        raise ValueError(f"{_PLACE}degree is {degree!r}, must be an integer of at least 2")
+    options.integer(at_least=2).check(f"{_PLACE}degree", degree)
     if degree >= num_workers - 1:
         return dataclasses.replace(complete(num_workers), name="random")
     rng = np.random.default_rng(seed)
@@ -313,13 +311,6 @@ def check_connected(edges: np.ndarray, num_workers: int) -> None:
         raise ValueError(
             f"{_PLACE}worker {apart[0]} is not reachable from worker 0; add an edge, such as "
             f"0-{apart[0]}"
-        )
-
-
-def _check_num_workers(num_workers: int) -> None:
-    if not isinstance(num_workers, numbers.Integral) or num_workers < 1:
-        raise ValueError(
-            f"{_PLACE}num_workers is {num_workers!r}, must be an integer of at least 1"
         )
 
 

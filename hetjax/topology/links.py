@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from hetjax import parts
 from hetjax.topology import gossip as gossip_lib
 from hetjax.topology import graphs
 
@@ -34,8 +35,7 @@ class LinkModel:
     bytes_per_sec: float = math.inf
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.latency_secs) and self.latency_secs >= 0):
-            raise ValueError(f"latency_secs is {self.latency_secs}, must be finite and at least 0")
+        parts.number(at_least=0.0).check("latency_secs", self.latency_secs)
         if not self.bytes_per_sec > 0:
             raise ValueError(f"bytes_per_sec is {self.bytes_per_sec}, must be above 0")
 

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from hetjax import extras
 from hetjax.config import checks, experiment, fields, files, groups
-from hetjax.config.experiment import completed as completed
 from hetjax.config.experiment import to_dict as to_dict
 from hetjax.parts.options import choice, flag, integer, names, number, several, text
 from hetjax.zoo import config_files

@@ -74,8 +74,8 @@ def test_changes_hold_from_their_round_until_the_next():
     [
         ({"secs_per_microbatch": (1.0, 0.0)}, "secs_per_microbatch of worker 1 is 0.0"),
         ({"overhead_secs": (1.0,)}, "secs_per_microbatch has shape"),
-        ({"delay": "gama"}, "delay is 'gama'; .* constant, exponential, gamma"),
-        ({"delay_cv": 0.0}, "delay_cv is 0.0"),
+        ({"delay": "gama"}, "delay: got 'gama', .* constant, exponential, gamma"),
+        ({"delay_cv": 0.0}, "delay_cv: got 0.0"),
         ({"changes": (emulate.Change(0, 2, 1.0),)}, "the worker must be 0 to 1"),
         ({"changes": (emulate.Change(0, 0),)}, "changes nothing"),
         ({"changes": (emulate.Change(0, 0, -1.0),)}, "above 0"),

@@ -100,7 +100,7 @@ def lacks(found):
             yield from lacks_of_record(found)
         known = reference.fields(found) if reference.is_record(found) else {}
         for name, method in vars(found).items():
-            if name in known or name in reference.HIDDEN:
+            if name in known:
                 continue
             function = method.__func__ if isinstance(method, classmethod) else method
             if not name.startswith("_") and inspect.isfunction(function):

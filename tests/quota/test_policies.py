@@ -85,7 +85,7 @@ def test_who_comes_back_is_as_if_never_seen(name):
 @pytest.mark.parametrize("name", quota.POLICIES)
 def test_empty_clusters_and_rounds_and_caps_that_are_too_low_are_refused(name):
     policy = make(name)
-    for num_workers, budget, message in ((0, 8, "num_workers is 0"), (5, 0, "budget is 0")):
+    for num_workers, budget, message in ((0, 8, "num_workers: got 0"), (5, 0, "budget: got 0")):
         with pytest.raises(ValueError, match=message):
             policy.init(num_workers, budget)
     with pytest.raises(ValueError, match="total is 8, but the caps"):

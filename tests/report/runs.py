@@ -106,5 +106,6 @@ def make_history(num_rounds, num_workers, *, rounds_per_epoch=10, **replaced):
 def write(directory, *, config=CONFIG, summary=SUMMARY, history=()):
     """The text of the page that is written for a run."""
     path = directory / "report.html"
-    report.write_report(path, config=config, summary=summary, history=list(history))
-    return path.read_text(encoding="utf-8")
+    text = report.render(config=config, summary=summary, history=list(history))
+    path.write_text(text, encoding="utf-8")
+    return text

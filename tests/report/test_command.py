@@ -34,11 +34,11 @@ def test_a_line_that_was_cut_off_is_left_out(tmp_path):
 def test_the_command_names_what_is_missing_or_broken(tmp_path, capsys):
     with pytest.raises(SystemExit):
         command.main([str(tmp_path)])
-    assert "config.json is missing" in capsys.readouterr().err
+    assert f"No such file or directory: '{tmp_path / 'config.json'}'" in capsys.readouterr().err
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(SystemExit):
         command.main([str(tmp_path)])
-    assert "metrics.jsonl is missing" in capsys.readouterr().err
+    assert f"No such file or directory: '{tmp_path / 'metrics.jsonl'}'" in capsys.readouterr().err
     (tmp_path / "metrics.jsonl").write_text("{}\n{broken\n{}\n")
     with pytest.raises(SystemExit):
         command.main([str(tmp_path)])

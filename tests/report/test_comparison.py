@@ -72,7 +72,7 @@ def test_other_runs_are_refused_in_a_sentence(pair, tmp_path, capsys):
     for wrong, said in (
         (bilevel, "is a run of a bilevel problem"),
         (other, "are no rounds of training"),
-        (tmp_path / "nothing", "config.json is missing"),
+        (tmp_path / "nothing", f"No such file or directory: '{tmp_path / 'nothing/config.json'}'"),
     ):
         with pytest.raises(SystemExit):
             command.main([str(pair[0]), str(wrong), f"--out={tmp_path / 'page.html'}"])

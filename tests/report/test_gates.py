@@ -54,11 +54,10 @@ def test_many_workers_are_a_map_and_a_table_of_those_that_returned_most(tmp_path
 
 def test_the_map_holds_the_share_that_was_finished():
     history = runs.make_gated_history(2, 9, quotas=lambda i: [4] * 8 + [4 * i])
-    share = gates.microbatches(history).share()
+    share = gates.share(history)
     np.testing.assert_array_equal(share[:, 0], [1.0, 1.0])
     np.testing.assert_array_equal(share[:, 8], [np.nan, 0.25])
 
 
 def test_without_a_gate_there_is_no_section(tmp_path):
-    for part in (None, {"trigger": "none"}):
-        assert not section(tmp_path, part=part)
+    assert not section(tmp_path, part=None)

@@ -4,13 +4,14 @@ import re
 
 import pytest
 
-from hetjax.report import canvas, gossip
+from hetjax.report import canvas, files, gossip
 from tests.report import runs
 
 
 def write(directory, *, history=None, part=runs.GOSSIP, **summary):
     history = runs.make_gossip_history(8, 4) if history is None else history
-    return runs.write(directory, summary=runs.SUMMARY | {"gossip": part} | summary, history=history)
+    own = {"gossip": part, "bytes_sent_per_round": 4 * 248_024.0}
+    return runs.write(directory, summary=runs.SUMMARY | own | summary, history=history)
 
 
 def test_the_section_draws_the_consensus_and_says_what_it_is(tmp_path):
@@ -40,7 +41,7 @@ def test_without_gossip_there_is_no_section(tmp_path):
 
 def test_bytes_are_those_of_one_worker_in_one_round():
     history = runs.make_gossip_history(4, 8)
-    assert gossip.bytes_of_worker({}, history) == 248_024
+    assert gossip.bytes_of_worker(files.so_far({}, history), history) == 248_024
     assert gossip.bytes_of_worker({"bytes_sent_per_round": 4000, "num_workers": 4}, []) == 1000
     alone = runs.make_gossip_history(4, 1)
     assert not gossip.bytes_of_worker({"bytes_sent_per_round": 0.0}, alone) >= 0

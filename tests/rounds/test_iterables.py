@@ -260,7 +260,9 @@ def test_what_is_given_in_place_of_a_stream_is_told_of_it():
             fit(iterable)
     with pytest.raises(ValueError, match="got a int; give what `for example in …`"):
         hetjax.stream(3, examples_per_epoch=5)
-    with pytest.raises(ValueError, match="examples_per_epoch is 0; give a whole number"):
+    with pytest.raises(
+        ValueError, match="examples_per_epoch: got 0, must be an integer of at least 1"
+    ):
         hetjax.stream(given.generator(), examples_per_epoch=0)
     with pytest.raises(ValueError, match="the generator gave no example"):
         fit(hetjax.stream(given.generator(0), examples_per_epoch=5))

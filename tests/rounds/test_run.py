@@ -141,7 +141,7 @@ def test_the_state_is_one_record_that_says_what_it_holds():
     with make() as run:
         state = run.init()
     assert isinstance(state, run_state.RunState)
-    assert set(state.policies) == {"main"}
+    assert set(state.rounds.policies) == {"main"}
     assert state.stream.passes[0].queue.shape == (61,)
 
 
@@ -177,7 +177,7 @@ def test_kinds_of_rounds_have_a_rule_and_a_policy_of_their_own(local, float64):
         state, _ = run.round(state)
         state, _ = run.round(state, kind="product", given=2 * vector)
         state, _ = run.round(state)
-        assert state.policies == {"main": 3, "product": 2}
+        assert state.rounds.policies == {"main": 3, "product": 2}
         assert state.stream.examples_processed == 5 * 32
         with pytest.raises(ValueError, match=r"kind is 'prod'; this run has main, product"):
             run.round(state, kind="prod")

@@ -111,7 +111,7 @@ def test_wrong_texts_say_what_is_allowed(text, num_workers, message):
 
 
 def test_a_random_graph_of_degree_one_is_refused():
-    with pytest.raises(ValueError, match="degree is 1, must be"):
+    with pytest.raises(ValueError, match="degree: got 1, must be"):
         graphs.make_graph("random", 8, degree=1)
 
 

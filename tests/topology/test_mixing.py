@@ -215,9 +215,9 @@ def test_flags_are_those_of_the_round_and_the_seed_and_come_as_often_as_planned(
 @pytest.mark.parametrize(
     ("pieces", "num_workers", "options", "message"),
     [
-        (BASE, 8, {"budget": 0}, "budget is 0, must be above 0"),
-        (BASE, 8, {"budget": 1.5}, "budget is 1.5"),
-        (BASE, 8, {"budget": float("nan")}, "budget is nan"),
+        (BASE, 8, {"budget": 0}, "budget: got 0, must be a finite number above 0"),
+        (BASE, 8, {"budget": 1.5}, "budget: got 1.5"),
+        (BASE, 8, {"budget": float("nan")}, "budget: got nan"),
         ([[(0, 1), (1, 2)]], 3, {}, "matching 0 must have edges"),
         ([[(0, 1)], []], 2, {}, "matching 1 must have edges"),
         ([[(0, 1), (2, 3)]], 4, {}, "worker 2 is not reachable from worker 0"),

@@ -9,7 +9,7 @@ from typing import Any
 
 import optax
 
-from hetjax import starting, types
+from hetjax import parts, starting, types
 from hetjax.bilevel import machine, per_example, trajectory
 from hetjax.bilevel.problem import LOWER, UPPER, Bilevel
 from hetjax.bilevel.rounds import outer_report, results, summary
@@ -186,8 +186,7 @@ def fit_bilevel(
 
 def _check_counts(**given: Any) -> None:
     for name, count in given.items():
-        if not isinstance(count, int) or count < 1:
-            raise ValueError(f"fit_bilevel: {name} is {count!r}; give a whole number of at least 1")
+        parts.integer(at_least=1).check(f"fit_bilevel: {name}", count)
 
 
 def _evaluations(

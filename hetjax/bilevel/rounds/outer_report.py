@@ -45,13 +45,9 @@ class OuterReport:
     eval: dict[str, float] | None = None  # by name, where it was evaluated after this outer step
     kinds: dict[str, dict[str, Any]] | None = None
     """Of each kind of round of a level: `rounds`, `secs`, `bytes_sent`, and the last `quotas`."""
-    x: Callable[[], types.PyTree] = dataclasses.field(
-        default=_no_variables, repr=False, compare=False
-    )
+    x: Callable[[], types.PyTree] = types.while_called(_no_variables)
     """`report.x()` is the upper variable after the step. For a callback, while it runs."""
-    y: Callable[[], types.PyTree] = dataclasses.field(
-        default=_no_variables, repr=False, compare=False
-    )
+    y: Callable[[], types.PyTree] = types.while_called(_no_variables)
     """`report.y()` is the lower variable after the step. For a callback, while it runs."""
 
     def to_plain(self) -> dict[str, Any]:

@@ -49,7 +49,6 @@ def loss_of(problem: Bilevel, level: str) -> losses_lib.LossFn:
     loss = problem.upper if level == problem_lib.UPPER else problem.lower
 
     def of_point(point: Any, examples: types.PyTree, rng: jax.Array) -> Any:
-        del rng
         found = loss(per_example.plain(point.x), point.y, examples)
         if isinstance(found, types.Losses) and found.metrics is not None:
             raise ValueError("the loss returns metrics, which no request adds up; leave them out")
@@ -115,7 +114,6 @@ def answering(
         losses = losses_lib.masked(loss_fn, microbatch, rng)
 
         def both(x: types.PyTree, y: types.PyTree, batch: Any) -> tuple[jax.Array, jax.Array]:
-            del batch
             products, amounts = losses(Point(x, y))
             return jnp.sum(products), jnp.sum(amounts)
 

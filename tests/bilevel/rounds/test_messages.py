@@ -85,7 +85,7 @@ WRONG = {
     "a field of fit": ({"epochs": 3}, "fit_bilevel: epochs: "),
     "skip": ({"nonfinite": "skip"}, "fit_bilevel: nonfinite: "),
     "no size": ({"microbatch_size": 0}, "microbatch_size: got 0"),
-    "no steps": ({"outer_steps": 0}, "fit_bilevel: outer_steps is 0"),
+    "no steps": ({"outer_steps": 0}, "fit_bilevel: outer_steps: got 0"),
     "a start that nobody learns": ({"x": Learned(*problems.start())}, "x is Learned, and"),
     "steps by the sign alone": (
         {"estimator": bilevel.unroll(bilevel.descent(optax.sign_sgd(0.1)), 2)},
