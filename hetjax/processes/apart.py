@@ -166,7 +166,7 @@ class Apart(meeting_lib.Meeting):
             return False
 
     def is_late(self, member: Member, now: float) -> bool:
-        """Whether nobody waits for a member any more that lives and is not ready."""
+        """Whether nobody waits for a member any more, to be ready or to decide."""
         usual = statistics.median(self._rounds) if self._rounds else 0.0
         patience = max(self.place.late_secs, _ROUNDS * usual)
         return now - self._since > patience and not self.place.is_busy(member, now)
@@ -184,9 +184,10 @@ class Apart(meeting_lib.Meeting):
             while (stands := place.decided(number)) is None:
                 wait.check()
                 now = time.monotonic()
-                late = [m for m in due() if self.is_late(m, now)]
+                others = [m for m in members if m != place.own and place.lives(m)]
+                late = {m for m in others if self.is_late(m, now)}  # one may sleep that is ready
                 fit = [m for m in members if place.lives(m) and m not in late]
-                if fit[0] == place.own and len(late) == len(due()):
+                if fit[0] == place.own and late.issuperset(due()):
                     stands = place.decide(self._plan())
                     place.wake((*members, *stands.joining))
                     break
@@ -240,7 +241,7 @@ class Apart(meeting_lib.Meeting):
             messages.say(f"round {self.turn.number + 1}: worker {member.seat} joins")
         place.forget(decision.joining)
         for path in place.directory.glob("*.*"):
-            kind, _, start = path.name.partition(".")
+            kind, start = path.name.split(".")[:2]  # what a kill left half written ends in .new
             if kind == "state" and int(start) < self.turn.number - 1:
                 path.unlink(missing_ok=True)
             here = {m.start for m in (*decision.sum, *decision.members, *before.sum)}
