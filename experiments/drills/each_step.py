@@ -246,13 +246,14 @@ def _drilled(directory: pathlib.Path, some: list[tuple[int, Case]]) -> Result:
             took = outcome.ended - outcome.at
             print(f"{number} {case}: {outcome.wrong or f'{took:.1f} s'}", file=sys.stderr)
         run.end()
+        amounts = _ended(directory, wrongs)
     except RuntimeError as error:
         wrongs.append(str(error))
         outcomes += [Outcome(case, wrong="not done") for _, case in some[len(outcomes) :]]
+        amounts = np.zeros(2, int)
         run.launcher.terminate()
         run.launcher.wait()
-    (directory / "said").write_text("\n".join(run.said))
-    return _judged(directory, outcomes, run.killed, wrongs)
+    return _judged(directory, outcomes, run.killed, wrongs, amounts)
 
 
 def _judged(
@@ -260,6 +261,7 @@ def _judged(
     outcomes: list[Outcome],
     killed: Mapping[int, float],
     wrongs: list[str],
+    amounts: np.ndarray,
 ) -> Result:
     traces = traces_lib.read(directory)
     wrongs += traces_lib.wrongs(traces, killed=killed, patience=_LATE_SECS)
@@ -282,9 +284,6 @@ def _judged(
         sum(1 for _ in traces_lib.all_of(traces, e)) for e in ("adopted", "applied")
     )
     counts = np.array([len(times), len(traces), adopted, applied])
-    amounts = np.zeros(2, int)
-    if not wrongs or outcomes[-1].wrong != "not done":
-        amounts = _ended(directory, wrongs)
     return Result(judged, waits, counts, amounts, wrongs)
 
 

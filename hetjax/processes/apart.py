@@ -186,14 +186,14 @@ class Apart(meeting_lib.Meeting):
                 now = time.monotonic()
                 others = [m for m in members if m != place.own and place.lives(m)]
                 late = {m for m in others if self.is_late(m, now)}  # one may sleep that is ready
+                newest = place.newest() if late else None
+                if newest is not None and newest.number > number:  # this process has slept
+                    place.leave(newest)
                 fit = [m for m in members if place.lives(m) and m not in late]
                 if fit[0] == place.own and late.issuperset(due()):
                     stands = place.decide(self._plan())
                     place.wake((*members, *stands.joining))
                     break
-                newest = place.newest() if late else None
-                if newest is not None and newest.number > number:
-                    place.leave(newest)
                 place.wait(place_lib.LOOK_SECS)
         return stands
 
@@ -284,10 +284,12 @@ class Apart(meeting_lib.Meeting):
                 wait.check()
                 if place.is_over():
                     place.end(place_lib.REMOVED, "came when the run had ended")
-                newest = place.newest()
+                asks, newest = place.own in place.asking(), place.newest()  # in this order
                 assert newest is not None
                 if taken is None and place.own in newest.members:
                     taken = newest
+                if taken is None and not asks:  # it slept while it was a member
+                    place.leave(newest)
                 if taken is not None:
                     path = place.directory / f"state.{taken.number}"
                     if path.exists():

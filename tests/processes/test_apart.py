@@ -219,7 +219,7 @@ def test_a_half_that_was_overwritten_shows_it(tmp_path):
 def two_of(tmp_path, **fields):
     """Places of the founders of a run, and what they meet by."""
     (tmp_path / "board").mkdir()
-    (tmp_path / "roll").write_bytes(bytes([1, 1]))
+    (tmp_path / "roll").write_bytes(bytes([1] * 3))
     fields |= {"seats": 2, "founders": 2, "beacons": tmp_path}
     at = [place.Place(tmp_path, seat, seat, **fields) for seat in (0, 1)]
     return at, [apart_lib.Apart(each, mesh.make_worker_mesh(1)) for each in at]
@@ -280,6 +280,24 @@ def test_what_a_killed_donor_left_half_written_is_put_away(tmp_path):
             assert half.exists()
             list(threads.map(lambda member: tell(member, number, 1.0), members))  # noqa: B023
     assert not half.exists()
+
+
+@pytest.mark.filterwarnings(OPEN)
+def test_a_newcomer_that_slept_while_it_was_a_member_begins_anew(tmp_path, monkeypatch):
+    at, members = two_of(tmp_path)
+    with concurrent.futures.ThreadPoolExecutor(2) as threads:
+        list(threads.map(lambda member: member.begins(0, None), members))
+    late = place.Place(tmp_path, 1, 2, seats=2, founders=2, beacons=tmp_path)
+    ask = late.ask
+
+    def ask_and_sleep():
+        ask()
+        at[0].forget([late.own])  # as a member does that has decided
+
+    monkeypatch.setattr(late, "ask", ask_and_sleep)
+    monkeypatch.setattr(late, "end", lambda code, words: sys.exit(code))
+    with pytest.raises(SystemExit, match=str(place.LEFT_OUT)):
+        apart_lib.Apart(late, mesh.make_worker_mesh(1)).take_in()
 
 
 def test_digests_tell_states_apart():
