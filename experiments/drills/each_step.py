@@ -273,7 +273,7 @@ def _judged(
             judged.append(outcome)
             continue
         first, last = np.searchsorted(times, [outcome.at, outcome.ended])
-        longest = float(np.diff(times[max(first - 1, 0) : last + 1]).max(initial=0.0))
+        longest = float(np.diff(times[max(first - 1, 0) : last]).max(initial=0.0))
         kind = outcome.case.kind
         waits[kind] = max(waits[kind], longest)
         # One that sleeps may hold up a round's sums, and then the next decision.

@@ -5,8 +5,8 @@ A round of theirs, of which `tests/processes/round_model.py` is the model:
 1. Each member writes what its worker contributes into one half of a buffer that the others have
    mapped (`post`), and what it did into one half of another (`tell`): rounds use the halves in
    turn. A half carries its round before and behind what is written. Then it is ready.
-2. The first member that lives, when all are ready, dead or late, decides who is in the sum and who
-   is a member of the next round. Nobody applies anything before.
+2. The first member that is neither dead nor late, when all are ready, dead or late, decides who is
+   in the sum and who is a member of the next round. Nobody applies anything before.
 3. Each member in the sum adds a slice of all contributions, and takes the slices of the others; the
    slice of one that is dead or late is added by all (`total`). What is added is added in the order
    of the seats, so to the same bytes.
@@ -305,8 +305,12 @@ class Apart(meeting_lib.Meeting):
                         )
                     looked = time.monotonic()
                 place.wait(place_lib.LOOK_SECS)
+        try:
+            found = handing.read(path)
+        except FileNotFoundError:  # it slept: the others have put it away
+            place.leave(place.newest() or taken)
         place.last, self.turn.number = taken, taken.number + 1
-        return handing.read(path)
+        return found
 
     def _holders(self) -> list[Member]:
         """Who has the state of the run, and lives."""

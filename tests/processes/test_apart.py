@@ -283,18 +283,29 @@ def test_what_a_killed_donor_left_half_written_is_put_away(tmp_path):
 
 
 @pytest.mark.filterwarnings(OPEN)
-def test_a_newcomer_that_slept_while_it_was_a_member_begins_anew(tmp_path, monkeypatch):
+@pytest.mark.parametrize("is_named", [True, False])
+def test_a_newcomer_that_slept_while_it_was_a_member_begins_anew(is_named, tmp_path, monkeypatch):
+    """Before it saw that it was named, or before it read the state that it was handed."""
     at, members = two_of(tmp_path)
     with concurrent.futures.ThreadPoolExecutor(2) as threads:
         list(threads.map(lambda member: member.begins(0, None), members))
     late = place.Place(tmp_path, 1, 2, seats=2, founders=2, beacons=tmp_path)
-    ask = late.ask
+    ask, found = late.ask, handing.read
 
     def ask_and_sleep():
         ask()
-        at[0].forget([late.own])  # as a member does that has decided
+        if is_named:
+            at[0].decide(place.Decision(0, (at[0].own,), (at[0].own, late.own), 0))
+            (tmp_path / "state.0").touch()
+        else:
+            at[0].forget([late.own])  # as a member does that has decided
+
+    def read(path):
+        path.unlink()
+        return found(path)
 
     monkeypatch.setattr(late, "ask", ask_and_sleep)
+    monkeypatch.setattr(handing, "read", read)
     monkeypatch.setattr(late, "end", lambda code, words: sys.exit(code))
     with pytest.raises(SystemExit, match=str(place.LEFT_OUT)):
         apart_lib.Apart(late, mesh.make_worker_mesh(1)).take_in()
