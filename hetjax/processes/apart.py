@@ -5,8 +5,8 @@ A round of theirs, of which `tests/processes/round_model.py` is the model:
 1. Each member writes what its worker contributes into one half of a buffer that the others have
    mapped (`post`), and what it did into one half of another (`tell`): rounds use the halves in
    turn. A half carries its round before and behind what is written. Then it is ready.
-2. The first member that lives, when all are ready, dead or late, decides who is in the sum and who
-   is a member of the next round. Nobody applies anything before.
+2. The first member that is neither dead nor late, when all are ready, dead or late, decides who is
+   in the sum and who is a member of the next round. Nobody applies anything before.
 3. Each member in the sum adds a slice of all contributions, and takes the slices of the others; the
    slice of one that is dead or late is added by all (`total`). What is added is added in the order
    of the seats, so to the same bytes.
@@ -166,7 +166,7 @@ class Apart(meeting_lib.Meeting):
             return False
 
     def is_late(self, member: Member, now: float) -> bool:
-        """Whether nobody waits for a member any more that lives and is not ready."""
+        """Whether nobody waits for a member any more, to be ready or to decide."""
         usual = statistics.median(self._rounds) if self._rounds else 0.0
         patience = max(self.place.late_secs, _ROUNDS * usual)
         return now - self._since > patience and not self.place.is_busy(member, now)
@@ -184,15 +184,16 @@ class Apart(meeting_lib.Meeting):
             while (stands := place.decided(number)) is None:
                 wait.check()
                 now = time.monotonic()
-                late = [m for m in due() if self.is_late(m, now)]
+                others = [m for m in members if m != place.own and place.lives(m)]
+                late = {m for m in others if self.is_late(m, now)}  # one may sleep that is ready
+                newest = place.newest() if late else None
+                if newest is not None and newest.number > number:  # this process has slept
+                    place.leave(newest)
                 fit = [m for m in members if place.lives(m) and m not in late]
-                if fit[0] == place.own and len(late) == len(due()):
+                if fit[0] == place.own and late.issuperset(due()):
                     stands = place.decide(self._plan())
                     place.wake((*members, *stands.joining))
                     break
-                newest = place.newest() if late else None
-                if newest is not None and newest.number > number:
-                    place.leave(newest)
                 place.wait(place_lib.LOOK_SECS)
         return stands
 
@@ -240,7 +241,7 @@ class Apart(meeting_lib.Meeting):
             messages.say(f"round {self.turn.number + 1}: worker {member.seat} joins")
         place.forget(decision.joining)
         for path in place.directory.glob("*.*"):
-            kind, _, start = path.name.partition(".")
+            kind, start = path.name.split(".")[:2]  # what a kill left half written ends in .new
             if kind == "state" and int(start) < self.turn.number - 1:
                 path.unlink(missing_ok=True)
             here = {m.start for m in (*decision.sum, *decision.members, *before.sum)}
@@ -283,10 +284,12 @@ class Apart(meeting_lib.Meeting):
                 wait.check()
                 if place.is_over():
                     place.end(place_lib.REMOVED, "came when the run had ended")
-                newest = place.newest()
+                asks, newest = place.own in place.asking(), place.newest()  # in this order
                 assert newest is not None
                 if taken is None and place.own in newest.members:
                     taken = newest
+                if taken is None and not asks:  # it slept while it was a member
+                    place.leave(newest)
                 if taken is not None:
                     path = place.directory / f"state.{taken.number}"
                     if path.exists():
@@ -302,8 +305,12 @@ class Apart(meeting_lib.Meeting):
                         )
                     looked = time.monotonic()
                 place.wait(place_lib.LOOK_SECS)
+        try:
+            found = handing.read(path)
+        except FileNotFoundError:  # it slept: the others have put it away
+            place.leave(place.newest() or taken)
         place.last, self.turn.number = taken, taken.number + 1
-        return handing.read(path)
+        return found
 
     def _holders(self) -> list[Member]:
         """Who has the state of the run, and lives."""

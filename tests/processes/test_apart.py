@@ -28,6 +28,7 @@ sys.argv = ["apart_program", os.environ["APART"]]
 runpy.run_module("tests.processes.apart_program", run_name="__main__")
 """
 WORKERS, ROUNDS = 3, 60
+OPEN = "ignore:unclosed:ResourceWarning"  # a place is its process's to the end
 
 
 @pytest.fixture
@@ -215,24 +216,26 @@ def test_a_half_that_was_overwritten_shows_it(tmp_path):
     assert not read.has(5)
 
 
-@pytest.mark.filterwarnings(
-    "ignore:unclosed:ResourceWarning"
-)  # a place is its process's to the end
+def two_of(tmp_path, **fields):
+    """Places of the founders of a run, and what they meet by."""
+    (tmp_path / "board").mkdir()
+    (tmp_path / "roll").write_bytes(bytes([1] * 3))
+    fields |= {"seats": 2, "founders": 2, "beacons": tmp_path}
+    at = [place.Place(tmp_path, seat, seat, **fields) for seat in (0, 1)]
+    return at, [apart_lib.Apart(each, mesh.make_worker_mesh(1)) for each in at]
+
+
+def tell(member, number, state):
+    member.turn.number = number
+    member.begins(number, jnp.array([state]))
+    return member.tell(np.array([(10 * number + member.place.start,)], [("x", np.int64)]))["x"]
+
+
+@pytest.mark.filterwarnings(OPEN)
 def test_who_slept_compares_the_digests_of_its_own_round(tmp_path, monkeypatch):
     """Another member is a round ahead by then, and has told another digest since."""
-    (tmp_path / "board").mkdir()
-    (tmp_path / "roll").write_bytes(bytes([1, 1]))
-    at = [
-        place.Place(tmp_path, seat, seat, seats=2, founders=2, beacons=tmp_path) for seat in (0, 1)
-    ]
-    members = [apart_lib.Apart(each, mesh.make_worker_mesh(1)) for each in at]
+    at, members = two_of(tmp_path)
     awake, look = threading.Event(), at[1].wait
-
-    def tell(member, number, state):
-        member.turn.number = number
-        member.begins(number, jnp.array([state]))
-        return member.tell(np.array([(10 * number + member.place.start,)], [("x", np.int64)]))["x"]
-
     with concurrent.futures.ThreadPoolExecutor(2) as threads:
         list(threads.map(lambda member: member.begins(0, None), members))
         sleeper = threads.submit(tell, members[1], 0, 1.0)
@@ -246,6 +249,66 @@ def test_who_slept_compares_the_digests_of_its_own_round(tmp_path, monkeypatch):
         awake.set()
         assert sleeper.result().tolist() == [0, 1]
         assert tell(members[1], 1, 2.0).tolist() == ahead.result().tolist() == [10, 11]
+
+
+@pytest.mark.filterwarnings(OPEN)
+def test_another_decides_where_the_first_sleeps_that_is_ready(tmp_path, monkeypatch):
+    """And the first adopts that, when it wakes."""
+    at, members = two_of(tmp_path, late_secs=0.2)
+    awake, decide = threading.Event(), at[0].decide
+    with concurrent.futures.ThreadPoolExecutor(2) as threads:
+        list(threads.map(lambda member: member.begins(0, None), members))
+        monkeypatch.setattr(at[0], "decide", lambda plan: awake.wait(60) and decide(plan))
+        sleeper = threads.submit(tell, members[0], 0, 1.0)
+        other = threads.submit(tell, members[1], 0, 1.0)
+        try:
+            assert other.result(timeout=50).tolist() == [0, 1]
+        finally:
+            awake.set()
+        assert sleeper.result().tolist() == [0, 1]
+    assert at[0].last == at[1].last
+    assert at[0].last.donor == 1
+
+
+@pytest.mark.filterwarnings(OPEN)
+def test_what_a_killed_donor_left_half_written_is_put_away(tmp_path):
+    _, members = two_of(tmp_path)
+    half = tmp_path / "state.0.new"
+    half.touch()
+    with concurrent.futures.ThreadPoolExecutor(2) as threads:
+        for number in range(3):
+            assert half.exists()
+            list(threads.map(lambda member: tell(member, number, 1.0), members))  # noqa: B023
+    assert not half.exists()
+
+
+@pytest.mark.filterwarnings(OPEN)
+@pytest.mark.parametrize("is_named", [True, False])
+def test_a_newcomer_that_slept_while_it_was_a_member_begins_anew(is_named, tmp_path, monkeypatch):
+    """Before it saw that it was named, or before it read the state that it was handed."""
+    at, members = two_of(tmp_path)
+    with concurrent.futures.ThreadPoolExecutor(2) as threads:
+        list(threads.map(lambda member: member.begins(0, None), members))
+    late = place.Place(tmp_path, 1, 2, seats=2, founders=2, beacons=tmp_path)
+    ask, found = late.ask, handing.read
+
+    def ask_and_sleep():
+        ask()
+        if is_named:
+            at[0].decide(place.Decision(0, (at[0].own,), (at[0].own, late.own), 0))
+            (tmp_path / "state.0").touch()
+        else:
+            at[0].forget([late.own])  # as a member does that has decided
+
+    def read(path):
+        path.unlink()
+        return found(path)
+
+    monkeypatch.setattr(late, "ask", ask_and_sleep)
+    monkeypatch.setattr(handing, "read", read)
+    monkeypatch.setattr(late, "end", lambda code, words: sys.exit(code))
+    with pytest.raises(SystemExit, match=str(place.LEFT_OUT)):
+        apart_lib.Apart(late, mesh.make_worker_mesh(1)).take_in()
 
 
 def test_digests_tell_states_apart():
