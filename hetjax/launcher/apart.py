@@ -5,13 +5,14 @@ it was asked to. A worker that tells why it ends (it raised) ends the attempt, a
 """
 
 import contextlib
+import json
 import shutil
 import time
 from collections.abc import Mapping
 from typing import Any, Self
 
 from hetjax.launcher import faults, gang, seats, supervisor
-from hetjax.processes import beacons
+from hetjax.processes import beacons, files
 from hetjax.processes.place import LEFT_OUT, REMOVED
 
 
@@ -22,6 +23,8 @@ class Apart(supervisor.Supervisor):
         self._restarts, where = 0, seats.directory_of_runs()
         self._made = supervisor.directory("hetjax-run-", self._guardian, where)
         self.run_directory = self._made.__enter__()
+        (self.run_directory / seats.ASKS).mkdir(mode=0o700)
+        self._asks = files.Files(self.run_directory / seats.ASKS)
         self._log.say(
             f"workers come and go by --add={self.run_directory} and "
             f"--remove={self.run_directory}:WORKER"
@@ -99,14 +102,15 @@ class Apart(supervisor.Supervisor):
 
     def _hear(self) -> None:
         super()._hear()
-        for name, request in seats.asked(self.run_directory):
+        for key, request in self._asks.key_value_dir_get("ask/"):
+            self._asks.key_value_delete(key)
             try:
-                text = self._done(request)
-            except ValueError as error:
-                seats.answer(self.run_directory, name, False, str(error))
-            else:
+                is_done, text = True, self._done(json.loads(request))
                 self._log.say(text)
-                seats.answer(self.run_directory, name, True, text)
+            except ValueError as error:
+                is_done, text = False, str(error)
+            answer = key.replace("ask/", "answer/")
+            self._asks.key_value_set(answer, json.dumps([is_done, text]))
 
     def _done(self, request: Mapping[str, Any]) -> str:
         """Does what a user asks; says so.
@@ -119,6 +123,8 @@ class Apart(supervisor.Supervisor):
             if worker not in self._seats.start_of:
                 there = ", ".join(map(str, sorted(self._seats.start_of)))
                 raise ValueError(f"worker {worker} does not run; there are {there}")
+            if self._seats.staying() <= {worker}:
+                raise ValueError(f"worker {worker} is the last; end the run by Ctrl-C")
             self._seats.ask_to_leave(worker)
             return f"worker {worker} is to leave after its round"
         seat = self._seats.free()

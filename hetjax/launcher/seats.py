@@ -4,22 +4,21 @@ The workers read `roll`, a byte for each start of a process. Users ask by files 
 the run: `--add`, `--remove` of `hetjax.launch`.
 """
 
-import contextlib
 import json
 import mmap
 import os
 import pathlib
 import secrets
-import tempfile
 import time
 from collections.abc import Mapping
 from typing import Any
 
-from hetjax.processes import place
+from hetjax.processes import files, place
 
 _MOST_STARTS = 1 << 16
-_PATIENCE_SECS, _LOOK_SECS = 10.0, 0.05
+_PATIENCE_MILLISECS = 10_000
 _SHARED = pathlib.Path("/dev/shm")
+ASKS = "asks"  # the directory in that of the run in which users ask
 
 
 def directory_of_runs() -> str | None:
@@ -71,6 +70,10 @@ class Seats:
         """The first free seat."""
         return next((seat for seat in range(self._seats) if seat not in self.start_of), None)
 
+    def staying(self) -> set[int]:
+        """The seats of those who are not asked to leave."""
+        return {k for k, start in self.start_of.items() if self._roll[start] == place.RUNS}
+
     def ask_to_leave(self, seat: int) -> None:
         self._roll[self.start_of[seat]] = place.ASKED_TO_LEAVE
 
@@ -84,36 +87,13 @@ def ask(directory: str, request: Mapping[str, Any]) -> str:
     Raises:
         ValueError: there is no such run, or it refuses.
     """
-    name, run = secrets.token_hex(8), pathlib.Path(directory)
-    ended = f"{directory}: there is no such run, or it has ended"
+    name, asks = secrets.token_hex(8), files.Files(pathlib.Path(directory, ASKS))
     try:
-        with tempfile.NamedTemporaryFile("w", dir=run, delete=False) as file:
-            json.dump(request, file)
-        os.replace(file.name, run / f"ask-{name}")
+        asks.key_value_set(f"ask/{name}", json.dumps(request))
+        answer = asks.blocking_key_value_get(f"answer/{name}", _PATIENCE_MILLISECS)
     except OSError:
-        raise ValueError(ended) from None
-    deadline = time.monotonic() + _PATIENCE_SECS
-    while time.monotonic() < deadline and run.is_dir():
-        with contextlib.suppress(FileNotFoundError):
-            is_done, text = json.loads((run / f"answer-{name}").read_text())
-            if not is_done:
-                raise ValueError(text)
-            return text
-        time.sleep(_LOOK_SECS)
-    raise ValueError(ended)
-
-
-def asked(directory: pathlib.Path) -> list[tuple[str, dict[str, Any]]]:
-    """What is asked and not answered, with names for `answer`."""
-    found = []
-    for path in directory.glob("ask-*"):
-        found.append((path.name.removeprefix("ask-"), json.loads(path.read_text())))
-        path.unlink()
-    return found
-
-
-def answer(directory: pathlib.Path, name: str, is_done: bool, text: str) -> None:
-    """Answers one of `asked`."""
-    new = directory / f"new-{name}"
-    new.write_text(json.dumps([is_done, text]))
-    new.replace(directory / f"answer-{name}")
+        raise ValueError(f"{directory}: there is no such run, or it has ended") from None
+    is_done, text = json.loads(answer)
+    if not is_done:
+        raise ValueError(text)
+    return text

@@ -198,11 +198,13 @@ class Apart(meeting_lib.Meeting):
         return stands
 
     def _plan(self) -> Decision:
-        """What this process decides: who is ready is in the sum, and stays if it lives."""
+        """What this process decides: who is ready is in the sum, and stays if it lives. Who is
+        asked to leave stays until another has the state."""
         place = self.place
         assert place.last is not None
         ready = [m for m in place.last.members if self.is_ready(m)]
-        stay = [m for m in ready if place.lives(m) and not place.is_asked_to_leave(m)]
+        living = [m for m in ready if place.lives(m)]
+        stay = [m for m in living if not place.is_asked_to_leave(m)] or living
         taken = {m.seat for m in place.last.members if place.lives(m)}
         new = [m for m in place.asking() if m.seat not in taken]
         new = [m for m in new if m not in place.last.members]
@@ -268,6 +270,7 @@ class Apart(meeting_lib.Meeting):
             handing.write(path, arrays, about)
         except OSError as error:
             messages.say(f"no newcomer is taken in: {self.place.directory}: {error.strerror}")
+            path.touch()  # who joins need not wait for it
         self.place.wake(self.place.last.joining)
 
     def take_in(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
@@ -307,6 +310,8 @@ class Apart(meeting_lib.Meeting):
                 place.wait(place_lib.LOOK_SECS)
         try:
             found = handing.read(path)
+        except EOFError:
+            place.end(place_lib.REMOVED, "was handed no state, for which there is no room")
         except FileNotFoundError:  # it slept: the others have put it away
             place.leave(place.newest() or taken)
         place.last, self.turn.number = taken, taken.number + 1

@@ -36,8 +36,14 @@ def write(path: pathlib.Path, arrays: dict[str, np.ndarray], about: dict[str, An
 
 
 def read(path: pathlib.Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """What `write` was given."""
+    """What `write` was given.
+
+    Raises:
+        EOFError: the file is empty.
+    """
     content = np.fromfile(path, np.uint8)
+    if not content.size:
+        raise EOFError
     length = int.from_bytes(content[:8].tobytes(), "little")
     index, about = json.loads(content[8 : 8 + length].tobytes())
     arrays, at = {}, 8 + length

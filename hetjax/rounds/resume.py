@@ -178,6 +178,9 @@ def from_arrays(
         like = _repeated(getattr(one, name), num_rows)
         if setup.where.leading is not None:
             kept[name] = like
+            if jax.tree.leaves(like):
+                own = setup.where.own[0]
+                messages.say(f"what the rule kept for worker {own} is lost; it begins anew")
             continue
         found = leaves.unflatten(like, arrays, name, check_shapes=False)
         if _num_rows(found) == 1:

@@ -107,6 +107,9 @@ def test_workers_leave_and_are_added_when_asked(apart, capsys):
     assert launcher.main([f"--remove={run.run}:1"]) == 0
     assert capsys.readouterr().out == "worker 1 is to leave after its round\n"
     assert run.roll() == bytes([1, 3])
+    assert "worker 0 is the last; end the run by Ctrl-C" in refused(
+        [f"--remove={run.run}:0"], capsys
+    )
     (run.launch.beacons / "go").touch()
     run.says("worker 1 has left; its seat is empty")
     assert run.roll() == bytes([1, 2])

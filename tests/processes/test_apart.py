@@ -335,3 +335,6 @@ def test_a_state_is_handed_on_as_it_is(tmp_path):
         np.testing.assert_array_equal(found[name], array)
     with pytest.raises(FileNotFoundError):
         handing.write(tmp_path / "none" / "state", arrays, {})
+    (tmp_path / "state").write_bytes(b"")
+    with pytest.raises(EOFError):
+        handing.read(tmp_path / "state")
