@@ -1,11 +1,13 @@
 """Do the others go on at once when a worker is killed, and is nothing lost? Kills, and judges.
 
-    python -m experiments.drills.membership [--only=hits,rounds] [--secs=180] [--every=3]
+    python -m experiments.drills.membership [--only=hits,rounds,replaced] [--secs=180] [--every=3]
         [--cpus=1,0.5,0.25,0.25] [--kind=kill|stop] [--model=lenet|mlp]
 
 `rounds` compares a round of `--runtime=apart` with one of `joined`, where nobody is lost. `hits`:
 four workers of one run are killed at random, or stopped for 5 s, one every so many seconds. The
 launcher starts them anew. The table says how long the others waited, and what the ledger has.
+`replaced`: a slow worker is replaced by a fast one, and another is added, by the commands that a
+user has; the rounds from the 20th on are compared with the best for who is there.
 Commits are seen by the drill, which looks every few milliseconds at what has been decided; that
 all states were equal the run sees by itself, from digests, in every round.
 """
@@ -31,6 +33,7 @@ from absl import app, flags
 import hetjax
 from experiments import problems
 from experiments.benchmarks import rows
+from hetjax import quota
 
 _SECS = flags.DEFINE_float("secs", 180.0, "Of the run.", 1.0)
 _EVERY = flags.DEFINE_float("every", 3.0, "Seconds between two kills.", 0.1)
@@ -42,6 +45,8 @@ _WORKDIR = flags.DEFINE_string("workdir", None, "Of a worker; set by the drill."
 
 _STOP_SECS, _LOOK_SECS = 5.0, 0.004
 _TURNS, _TURN_SECS, _SKIPPED = 3, 40.0, 20  # of `rounds`: rounds until quotas have settled
+_SHARES, _REPLACEMENT, _ADDED = "0.6,0.4,0.3,0.1", 0.4, 0.2  # of `replaced`
+_SETTLED, _COMPARED = 20, 60  # rounds after a change
 _MODELS: dict[str, dict[str, Any]] = {
     "lenet": {"microbatch_size": 32, "budget": 64},
     "mlp": {"microbatch_size": 512, "budget": 8, "options": {"hidden": (1024, 1024, 1024)}},
@@ -99,9 +104,12 @@ def _told(workdir: pathlib.Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     return list(map(json.loads, lines)), json.loads((workdir / "summary.json").read_text())
 
 
-def _command(workdir: pathlib.Path, runtime: str, model: str, secs: float) -> list[str]:
+def _command(
+    workdir: pathlib.Path, runtime: str, model: str, secs: float, *more: str, cpus: str = ""
+) -> list[str]:
+    cpus = cpus or _CPUS.value
     command = [sys.executable, "-m", "hetjax.launch", f"--runtime={runtime}", "--max_restarts=9999"]
-    command += [f"--workers={len(_CPUS.value.split(','))}", f"--cpus={_CPUS.value}", "--"]
+    command += [f"--workers={len(cpus.split(','))}", f"--cpus={cpus}", *more, "--"]
     own = [sys.executable, "-m", "experiments.drills.membership", f"--workdir={workdir}"]
     return [*command, *own, f"--secs={secs}", f"--model={model}"]
 
@@ -128,6 +136,84 @@ def compare() -> Iterator[rows.Row]:
         )
 
 
+def replace() -> Iterator[rows.Row]:
+    """Two runs at each of whose changes the workers have other speeds."""
+    over: dict[str, list[float]] = {"replaced": [], "added": []}
+    for _ in range(2):
+        with tempfile.TemporaryDirectory() as directory:
+            workdir = pathlib.Path(directory)
+            command = _command(workdir, "apart", _MODEL.value, 1e6, "--max_workers=5", cpus=_SHARES)
+            launcher = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+            said: list[str] = []
+            run = threading.Event()
+            threading.Thread(target=_read, args=(launcher, said, run), daemon=True).start()
+            run.wait()
+            try:
+                for name, number in _changes(_run_directory(said), workdir, said).items():
+                    over[name].append(_over_best(workdir, number + _SETTLED))
+            finally:
+                launcher.send_signal(signal.SIGINT)
+                launcher.wait()
+    for name, found in over.items():
+        yield rows.Row(
+            f"{_MODEL.value}, shares {_SHARES}, a worker {name}: a round from the {_SETTLED}th on "
+            "over the exact optimum for who is there, of two runs",
+            "≤ 1.05",
+            ", ".join(f"{x:.3f}" for x in found),
+        )
+
+
+def _changes(run: str, workdir: pathlib.Path, said: list[str]) -> dict[str, int]:
+    """Changes who is there, as a user does, and waits; from which round it was so."""
+    found = {}
+    asks = {"replaced": [f"--add={run}", f"--cpus={_REPLACEMENT}"], "added": [f"--add={run}"]}
+    asks["added"].append(f"--cpus={_ADDED}")
+    for name, ask in asks.items():
+        _wait_for_lines(workdir, (len(_lines(workdir)) if found else 0) + _SETTLED)
+        before, launch = len(said), [sys.executable, "-m", "hetjax.launch"]
+        subprocess.run([*launch, *ask], check=True, stdout=subprocess.DEVNULL)
+        joins = _wait_for(r"round (\d+): worker \d+ joins", said, before)
+        if name == "replaced":
+            subprocess.run([*launch, f"--remove={run}:3"], check=True, stdout=subprocess.DEVNULL)
+            joins = 1 + _wait_for(r"round (\d+): worker 3 leaves", said, before)
+        found[name] = joins
+        _wait_for_lines(workdir, joins + _SETTLED + _COMPARED)
+    return found
+
+
+def _wait_for(pattern: str, said: list[str], begin: int) -> int:
+    while True:
+        for line in said[begin:]:
+            if match := re.search(pattern, line):
+                return int(match[1])
+        time.sleep(0.1)
+
+
+def _lines(workdir: pathlib.Path) -> list[dict[str, Any]]:
+    path = workdir / "metrics.jsonl"
+    text = path.read_text() if path.exists() else ""
+    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+
+
+def _wait_for_lines(workdir: pathlib.Path, count: int) -> None:
+    while len(_lines(workdir)) < count:
+        time.sleep(0.5)
+
+
+def _over_best(workdir: pathlib.Path, begin: int) -> float:
+    """Rounds over what they would take with the best quotas for what workers need in them."""
+    lines = [line for line in _lines(workdir)[begin : begin + _COMPARED] if line["full"]]
+    there = np.array(lines[0]["present"])
+    compute, host, done = (
+        np.array([line[key] for line in lines], float)[:, there]
+        for key in ("compute_secs", "host_secs", "microbatches_done")
+    )
+    costs = quota.WorkerCosts(np.median(host, axis=0), compute.sum(0) / done.sum(0))
+    best = quota.optimal_round_secs(costs, int(done[0].sum()))
+    common = np.median([line["round_secs"] for line in lines] - (compute + host).max(1))
+    return float(np.mean([line["round_secs"] for line in lines]) / (best + common))
+
+
 def drill() -> list[rows.Row]:
     with tempfile.TemporaryDirectory() as directory:
         workdir = pathlib.Path(directory)
@@ -137,7 +223,7 @@ def drill() -> list[rows.Row]:
         run = threading.Event()
         threading.Thread(target=_read, args=(launcher, said, run), daemon=True).start()
         run.wait()
-        commits = _Commits(pathlib.Path(re.search(r"--add=(\S+?)[,;]?\s", said[-1] + " ")[1]))
+        commits = _Commits(pathlib.Path(_run_directory(said)))
         commits.start()
         hits = _hit(launcher, commits)
         code = launcher.wait()
@@ -145,6 +231,11 @@ def drill() -> list[rows.Row]:
         if code:
             sys.exit("\n".join([f"the run failed with exit code {code}:", *said[-40:]]))
         return _judge(hits, commits.at, *_told(workdir), said)
+
+
+def _run_directory(said: list[str]) -> str:
+    (found,) = [m[1] for line in said if (m := re.search(r"--add=(\S+)", line))]
+    return found
 
 
 def _read(launcher: subprocess.Popen, said: list[str], run: threading.Event) -> None:
@@ -243,7 +334,9 @@ def main(argv: list[str]) -> None:
     if _WORKDIR.value:
         train()
         return
-    rows.print_tables({"rounds": compare, "hits": drill}, _ONLY.value, rows.machine)
+    rows.print_tables(
+        {"rounds": compare, "replaced": replace, "hits": drill}, _ONLY.value, rows.machine
+    )
 
 
 if __name__ == "__main__":

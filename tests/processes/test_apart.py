@@ -145,10 +145,17 @@ def test_workers_are_added_and_taken_away_while_a_run_goes_on(apart):
 
 
 @pytest.mark.slow
-def test_a_worker_that_raises_ends_the_run_by_name(apart):
-    launched, _ = apart("--max_restarts=0", epochs=40, raises_at=4)
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"raises_at": 4}, "enough"),
+        ({"workdir": f"{__file__}/run"}, "workdir '.*/run' cannot be used: .*Not a directory"),
+    ],
+)
+def test_a_worker_that_raises_ends_the_run_by_name(fields, told, apart):
+    launched, _ = apart("--max_restarts=0", epochs=40, **fields)
     assert launched.end() == 1
-    launched.wait_for(r"worker 0 raised ValueError: enough")
+    launched.wait_for(rf"worker 0 raised ValueError: {told}")
 
 
 @pytest.mark.parametrize(
