@@ -16,7 +16,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+import types
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from hetjax.launcher import guardian
@@ -50,7 +51,12 @@ def check_shares(shares: Sequence[float], num_cores: int) -> None:
         )
 
 
-def pack(shares: Sequence[float], cores: Sequence[int]) -> list[tuple[int, ...]]:
+def pack(
+    shares: Sequence[float],
+    cores: Sequence[int],
+    *,
+    placed: Mapping[int, tuple[int, ...]] = types.MappingProxyType({}),
+) -> list[tuple[int, ...]]:
     """Decides which cores each process may use: one, if its share fits on one.
 
     Takes the largest share first. Each goes onto the fullest core that has room for it, or else
@@ -59,6 +65,7 @@ def pack(shares: Sequence[float], cores: Sequence[int]) -> list[tuple[int, ...]]
     Args:
         shares: in cores; `check_shares` accepts them.
         cores: their numbers.
+        placed: the cores of processes that run already, by index; they stay there.
 
     Returns:
         The numbers of the cores of each process; none if `cores` is empty.
@@ -71,10 +78,12 @@ def pack(shares: Sequence[float], cores: Sequence[int]) -> list[tuple[int, ...]]
     """
     room = dict.fromkeys(cores, 1.0)
     result: list[tuple[int, ...]] = [()] * len(shares)
-    for index in sorted(range(len(shares)), key=lambda i: -shares[i]):
+    for index in sorted(range(len(shares)), key=lambda i: (i not in placed, -shares[i])):
         left = shares[index]
         fitting = [core for core in cores if room[core] >= left - 1e-9]
-        if fitting:
+        if index in placed:
+            chosen = list(placed[index])
+        elif fitting:
             chosen = [min(fitting, key=lambda core: room[core])]
         else:
             chosen = []
@@ -90,16 +99,18 @@ def pack(shares: Sequence[float], cores: Sequence[int]) -> list[tuple[int, ...]]
 
 
 def given(
-    shares: Sequence[float], index: int, share: float
+    shares: Sequence[float], placed: Sequence[tuple[int, ...]], index: int, share: float
 ) -> tuple[list[float], list[tuple[int, ...]]]:
-    """The shares with another one at an index, which may be the next, and the cores of each.
+    """The shares with another one at an index, which may be the next, and the cores of each; those
+    of the others, which run on the cores where they are placed, stay.
 
     Raises:
         ValueError: there is no room for them.
     """
     new = [*shares[:index], share, *shares[index + 1 :]]
     check_shares(new, len(available_cores()) or os.cpu_count() or 1)
-    return new, pack(new, available_cores())
+    others = {i: own for i, own in enumerate(placed) if i != index}
+    return new, pack(new, available_cores(), placed=others)
 
 
 class Confinement(NamedTuple):
@@ -183,7 +194,7 @@ class ControllerGroups(NoShares):
             (path / "cpu.max").write_text(f"{round(share * period)} {period}")
 
     def give(self, index: int, share: float) -> None:
-        self._shares, self._cores = given(self._shares, index, share)
+        self._shares, self._cores = given(self._shares, self._cores, index, share)
         self._limit(index)
 
     def confinement(self, index: int) -> Confinement:
@@ -232,7 +243,7 @@ class DutyCycle(NoShares):
             self._running.pop(index, None)
 
     def give(self, index: int, share: float) -> None:
-        self._shares, self._cores = given(self._shares, index, share)
+        self._shares, self._cores = given(self._shares, self._cores, index, share)
 
     def stops(self, index: int) -> bool:
         # Affinity alone holds a process to whole cores.

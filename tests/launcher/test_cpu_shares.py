@@ -155,6 +155,12 @@ def test_packings_by_hand(shares, cores, places):
     assert cpu_shares.pack(shares, cores) == places
 
 
+def test_who_comes_later_gets_a_core_that_has_room_beside_who_runs_there():
+    placed = {0: (0,), 1: (0,)}
+    assert cpu_shares.pack([0.3, 0.3, 0.7], [0, 1], placed=placed) == [(0,), (0,), (1,)]
+    assert cpu_shares.pack([0.3, 0.3, 1.2], [0, 1], placed=placed) == [(0,), (0,), (0, 1)]
+
+
 V1 = "31 24 0:27 / /sys/fs/cgroup/cpu rw,nosuid - cgroup cgroup rw,cpu,cpuacct"
 CONTAINER = "31 24 0:27 /docker/ab /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu"
 CPUSET = "32 24 0:28 / /sys/fs/cgroup/cpuset rw - cgroup cgroup rw,cpuset"
