@@ -72,6 +72,7 @@ def train() -> None:
         data,
         epochs=1_000_000,
         workdir=_WORKDIR.value,
+        checkpoint={"every_secs": 5.0},
         callbacks=[lambda report: time.time() > ends],
         progress=False,
         **model,
@@ -83,20 +84,17 @@ class _Commits(threading.Thread):
 
     def __init__(self, run: pathlib.Path) -> None:
         super().__init__(daemon=True)
-        self._boards, self.at = run, {}
+        self._run = run
+        self.at: dict[tuple[int, int], float] = {}  # by attempt and number
         self.over = threading.Event()
 
     def run(self) -> None:
         while not self.over.wait(_LOOK_SECS):
-            for name in self._names():
-                if (found := re.fullmatch(r"decision%2F(\d+)", name)) is not None:
-                    self.at.setdefault(int(found[1]), time.monotonic())
-
-    def _names(self) -> list[str]:
-        try:
-            return os.listdir(self._boards / "0" / "board")
-        except FileNotFoundError:
-            return []
+            for path in self._run.glob("*/board/decision%2F*"):
+                number = path.name.removeprefix("decision%2F")
+                if number.isdecimal():
+                    key = int(path.parts[-3]), int(number)
+                    self.at.setdefault(key, time.monotonic())
 
 
 def _told(workdir: pathlib.Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
@@ -281,27 +279,35 @@ def _workers(launcher: int) -> list[int]:
 
 def _judge(
     hits: list[float],
-    commits: dict[int, float],
+    commits: dict[tuple[int, int], float],
     lines: list[dict[str, Any]],
     summary: dict[str, Any],
     said: list[str],
 ) -> list[rows.Row]:
-    times = np.array([commits[number] for number in sorted(commits)])
+    times = np.array([commits[key] for key in sorted(commits)])
     gaps = np.diff(times)
     usual = float(np.median(gaps))
     hits = [hit for hit in hits if hit < times[-1]]
     waits = np.array([times[times > hit][0] - hit for hit in hits])
     lost = float(np.maximum(waits - usual, 0).sum() / (times[-1] - times[0]))
     joins = [int(m[1]) for line in said if (m := re.search(r"round (\d+): worker \d+ joins", line))]
-    at_joins = np.array([commits[n] - commits[n - 1] for n in joins if {n, n - 1} <= set(commits)])
+    at_joins = np.array(
+        [
+            commits[k, n] - commits[k, n - 1]
+            for k, n in commits
+            if n in joins and (k, n - 1) in commits
+        ]
+    )
+    times_lost = sum("from the last checkpoint" in line for line in said)
     is_once = [line["round"] for line in lines] == list(range(len(lines)))
     title = f"{_MODEL.value}, shares {_CPUS.value}, a {_KIND.value} every {_EVERY.value:g} s"
     return [
         rows.Row(
-            f"{title}: examples missing, doubled; each round has one line; rounds, {_KIND.value}s",
+            f"{title}: examples missing, doubled; each round has one line; rounds, {_KIND.value}s; "
+            "times that all were gone who had the state, and the run went on from a checkpoint",
             "0, 0; True",
             f"{summary['examples_missing']}, {summary['examples_duplicated']}; {is_once}; "
-            f"{len(lines)}, {len(hits)}",
+            f"{len(lines)}, {len(hits)}; {times_lost}",
         ),
         rows.Row(
             f"{title}: sum of (to the next commit - a round of {usual * 1e3:.0f} ms) over the "
