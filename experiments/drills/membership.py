@@ -12,6 +12,7 @@ Commits are seen by the drill, which looks every few milliseconds at what has be
 all states were equal the run sees by itself, from digests, in every round.
 """
 
+import contextlib
 import json
 import os
 import pathlib
@@ -44,7 +45,7 @@ _ONLY = flags.DEFINE_list("only", [], "Groups; all if empty.", allow_override=Tr
 _WORKDIR = flags.DEFINE_string("workdir", None, "Of a worker; set by the drill.")
 
 _STOP_SECS, _LOOK_SECS = 5.0, 0.004
-_TURNS, _TURN_SECS, _SKIPPED = 3, 40.0, 20  # of `rounds`: rounds until quotas have settled
+_TURNS, _TURN_SECS, _SKIPPED = 3, 30.0, 20  # of `rounds`: rounds until quotas have settled
 _SHARES, _REPLACEMENT, _ADDED = "0.6,0.4,0.3,0.1", 0.4, 0.2  # of `replaced`
 _SETTLED, _COMPARED = 20, 60  # rounds after a change
 _MODELS: dict[str, dict[str, Any]] = {
@@ -54,17 +55,20 @@ _MODELS: dict[str, dict[str, Any]] = {
 
 
 def train() -> None:
-    """What each worker does, until so many seconds are over."""
+    """What each worker does, until so many seconds are over since the first round."""
     hetjax.join_processes()
-    began = time.time()
     model = dict(_MODELS[_MODEL.value])
     shape, options = (32, 32, 3), model.pop("options", {})
     loss_fn, params = problems.classifier(_MODEL.value, shape, input_max=255.0, **options)
     data = problems.images(model["microbatch_size"] * model["budget"] * 20, shape)
     begun = pathlib.Path(_WORKDIR.value, "began")
-    with open(begun, "a") as file:  # the first to come says when
-        file.write(f"{began}\n")
-    ends = float(begun.read_text().splitlines()[0]) + _SECS.value
+
+    def is_over(report: hetjax.RoundReport) -> bool:
+        with contextlib.suppress(FileExistsError), open(begun, "x") as file:
+            file.write(str(time.time()))  # of the first round, by the first to come
+        began = begun.read_text()
+        return bool(began) and time.time() > float(began) + _SECS.value
+
     hetjax.fit(
         loss_fn,
         params,
@@ -73,7 +77,7 @@ def train() -> None:
         epochs=1_000_000,
         workdir=_WORKDIR.value,
         checkpoint={"every_secs": 5.0},
-        callbacks=[lambda report: time.time() > ends],
+        callbacks=[is_over],
         progress=False,
         **model,
     )

@@ -1,6 +1,7 @@
 """Workers that come and go: real processes under the launcher, killed, stopped, added."""
 
 import concurrent.futures
+import gc
 import json
 import os
 import re
@@ -8,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +30,6 @@ sys.argv = ["apart_program", os.environ["APART"]]
 runpy.run_module("tests.processes.apart_program", run_name="__main__")
 """
 WORKERS, ROUNDS = 3, 60
-OPEN = "ignore:unclosed:ResourceWarning"  # a place is its process's to the end
 
 
 @pytest.fixture
@@ -223,6 +224,20 @@ def test_a_half_that_was_overwritten_shows_it(tmp_path):
     assert not read.has(5)
 
 
+@pytest.fixture
+def places():
+    """A place is its process's to the end; those of a test are collected when it is over."""
+    yield
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()
+
+
+def of_places(test):
+    test = pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")(test)
+    return pytest.mark.usefixtures("places")(test)
+
+
 def two_of(tmp_path, **fields):
     """Places of the founders of a run, and what they meet by."""
     (tmp_path / "board").mkdir()
@@ -238,7 +253,7 @@ def tell(member, number, state):
     return member.tell(np.array([(10 * number + member.place.start,)], [("x", np.int64)]))["x"]
 
 
-@pytest.mark.filterwarnings(OPEN)
+@of_places
 def test_who_slept_compares_the_digests_of_its_own_round(tmp_path, monkeypatch):
     """Another member is a round ahead by then, and has told another digest since."""
     at, members = two_of(tmp_path)
@@ -258,7 +273,7 @@ def test_who_slept_compares_the_digests_of_its_own_round(tmp_path, monkeypatch):
         assert tell(members[1], 1, 2.0).tolist() == ahead.result().tolist() == [10, 11]
 
 
-@pytest.mark.filterwarnings(OPEN)
+@of_places
 def test_another_decides_where_the_first_sleeps_that_is_ready(tmp_path, monkeypatch):
     """And the first adopts that, when it wakes."""
     at, members = two_of(tmp_path, late_secs=0.2)
@@ -277,7 +292,7 @@ def test_another_decides_where_the_first_sleeps_that_is_ready(tmp_path, monkeypa
     assert at[0].last.donor == 1
 
 
-@pytest.mark.filterwarnings(OPEN)
+@of_places
 def test_what_a_killed_donor_left_half_written_is_put_away(tmp_path):
     _, members = two_of(tmp_path)
     half = tmp_path / "state.0.new"
@@ -289,7 +304,7 @@ def test_what_a_killed_donor_left_half_written_is_put_away(tmp_path):
     assert not half.exists()
 
 
-@pytest.mark.filterwarnings(OPEN)
+@of_places
 @pytest.mark.parametrize("is_named", [True, False])
 def test_a_newcomer_that_slept_while_it_was_a_member_begins_anew(is_named, tmp_path, monkeypatch):
     """Before it saw that it was named, or before it read the state that it was handed."""
@@ -316,6 +331,28 @@ def test_a_newcomer_that_slept_while_it_was_a_member_begins_anew(is_named, tmp_p
     monkeypatch.setattr(late, "end", lambda code, words: sys.exit(code))
     with pytest.raises(SystemExit, match=str(place.LEFT_OUT)):
         apart_lib.Apart(late, mesh.make_worker_mesh(1)).take_in()
+
+
+@of_places
+def test_who_is_asked_to_leave_stays_until_another_has_the_state(tmp_path, monkeypatch):
+    at, members = two_of(tmp_path)
+    monkeypatch.setattr(at[0], "end", lambda code, words: sys.exit(code))
+
+    def asked(*seats):
+        with open(tmp_path / "roll", "r+b") as roll:
+            roll.write(bytes(place.ASKED_TO_LEAVE if k in seats else place.RUNS for k in (0, 1)))
+
+    with concurrent.futures.ThreadPoolExecutor(2) as threads:
+        list(threads.map(lambda member: member.begins(0, None), members))
+        asked(0, 1)
+        list(threads.map(lambda member: tell(member, 0, 1.0), members))
+        assert at[1].decided(0).members == (at[0].own, at[1].own)
+        asked(0)
+        leaves, stays = (threads.submit(tell, member, 1, 1.0) for member in members)
+        with pytest.raises(SystemExit, match=str(place.REMOVED)):
+            leaves.result()
+        stays.result()
+    assert at[1].decided(1).members == (at[1].own,)
 
 
 def test_digests_tell_states_apart():
