@@ -140,7 +140,7 @@ def compare() -> Iterator[rows.Row]:
 
 def replace() -> Iterator[rows.Row]:
     """Two runs at each of whose changes the workers have other speeds."""
-    over: dict[str, list[float]] = {"replaced": [], "added": []}
+    over: dict[str, list[float]] = {"replaced": [], "added": [], "not changed yet": []}
     for _ in range(2):
         with tempfile.TemporaryDirectory() as directory:
             workdir = pathlib.Path(directory)
@@ -158,7 +158,7 @@ def replace() -> Iterator[rows.Row]:
                 launcher.wait()
     for name, found in over.items():
         yield rows.Row(
-            f"{_MODEL.value}, shares {_SHARES}, a worker {name}: a round from the {_SETTLED}th on "
+            f"{_MODEL.value}, shares {_SHARES}, workers {name}: a round from the {_SETTLED}th on "
             "over the exact optimum for who is there, of two runs",
             "≤ 1.05",
             ", ".join(f"{x:.3f}" for x in found),
@@ -167,11 +167,11 @@ def replace() -> Iterator[rows.Row]:
 
 def _changes(run: str, workdir: pathlib.Path, said: list[str]) -> dict[str, int]:
     """Changes who is there, as a user does, and waits; from which round it was so."""
-    found = {}
+    _wait_for_lines(workdir, 2 * _SETTLED + _COMPARED)
+    found = {"not changed yet": _SETTLED}
     asks = {"replaced": [f"--add={run}", f"--cpus={_REPLACEMENT}"], "added": [f"--add={run}"]}
     asks["added"].append(f"--cpus={_ADDED}")
     for name, ask in asks.items():
-        _wait_for_lines(workdir, (len(_lines(workdir)) if found else 0) + _SETTLED)
         before, launch = len(said), [sys.executable, "-m", "hetjax.launch"]
         subprocess.run([*launch, *ask], check=True, stdout=subprocess.DEVNULL)
         joins = _wait_for(r"round (\d+): worker \d+ joins", said, before)
