@@ -7,9 +7,9 @@ A round of theirs, of which `tests/processes/round_model.py` is the model:
    turn. A half carries its round before and behind what is written. Then it is ready.
 2. The first member that is neither dead nor late, when all are ready, dead or late, decides who is
    in the sum and who is a member of the next round. Nobody applies anything before.
-3. Each member in the sum adds a slice of all contributions, as large as what it did of the round,
-   and takes the slices of the others; that of one that is dead or late is added by all (`total`).
-   What is added is added in the order of the seats, so to the same bytes.
+3. Each member in the sum adds a slice of all contributions, and takes the slices of the others; the
+   slice of one that is dead or late is added by all (`total`). What is added is added in the order
+   of the seats, so to the same bytes.
 4. It looks at the marks again. What was overwritten meanwhile, because it slept, it throws away,
    and begins anew.
 5. A digest of the state that it made of the sum is beside what it tells of the next round.
@@ -134,11 +134,7 @@ class Apart(meeting_lib.Meeting):
             del self._told[gone]
         place.last = decision
         rows = [(m.seat, told[_STATE_BYTES:].view(messages.dtype)[0]) for m, told in heard.items()]
-        spread = self._spread(messages, rows)
-        if "done" in spread.dtype.names:
-            done = spread["done"]["microbatches_done"]
-            self.turn.done = {m.seat: float(done[m.seat]) for m in decision.sum}
-        return spread
+        return self._spread(messages, rows)
 
     def _spread(self, like: np.ndarray, rows: list[tuple[int, Any]]) -> np.ndarray:
         """[W], zeros of who has told nothing."""

@@ -108,9 +108,7 @@ class ApartSums(meeting_lib.Sums):
         assert place.last is not None
         members = place.last.sum
         rows = [self._vector(self._buffers(m)[0].halves[number % 2]) for m in members]
-        done = np.array([self._turn.done.get(m.seat, 0.0) for m in members])
-        parts = np.cumsum(done if done.any() else np.ones(len(members)))
-        cuts = [0, *np.round(parts / parts[-1] * self._size).astype(int)]
+        cuts = np.linspace(0, self._size, len(members) + 1).astype(int)
         slices = {m: slice(*cuts[k : k + 2]) for k, m in enumerate(members)}
         mine, (_, shown) = slices[place.own], self._buffers(place.own)
         own = self._vector(shown.begin(number))[mine]

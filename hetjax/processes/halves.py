@@ -76,11 +76,10 @@ def made(place: place_lib.Place, name: str, num_bytes: int) -> Halves:
 
 
 class Turn:
-    """Which round it is, for all that has halves, and what its members did, by seat."""
+    """Which round it is, for all that has halves."""
 
     def __init__(self) -> None:
         self.number, self.is_warm_up = 0, True
-        self.done: dict[int, float] = {}  # microbatches
 
 
 def digest(tree: types.PyTree) -> int:
