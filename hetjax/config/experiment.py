@@ -43,6 +43,11 @@ def validate(
 def plain(config: Any) -> dict[str, Any]:
     """Returns a configuration as nested dicts, the options of a part beside its group's fields."""
     nested = dataclasses.asdict(config)
+    if "cluster" in nested:
+        nested["cluster"]["changes"] = tuple(
+            {name: value for name, value in change.items() if value is not None}
+            for change in nested["cluster"]["changes"]
+        )
     for group in nested.keys() & kinds.KINDS.keys():
         nested[group] = fields.beside(nested[group])
     if "rule" in nested:
