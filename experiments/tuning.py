@@ -206,7 +206,7 @@ class _Timed:
         with run_lib.Run(loss_fn, params, optax.sgd(0.0), source, **options) as run:
             setup, train = run.setup, run.setup.begun
             steps = setup.programs.main.steps
-            begun = setup.programs.main.begin(train.params, train.kept)
+            begun = setup.programs.main.begin(train.params, train.kept, ())
             of_worker = train.params, train.model_state, begun
             own, model_state, self._carried = mesh_lib.worker_rows(of_worker)[0]
             ids = np.arange(size, dtype=np.int32)

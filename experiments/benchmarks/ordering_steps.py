@@ -70,7 +70,7 @@ class Step:
         stream = self.setup.stream
         self._plan = stream.plan(stream.init(), np.array([quota]))
         self._state = state = self.setup.begun
-        self._carried = self.setup.programs.main.begin(state.params, state.kept)
+        self._carried = self.setup.programs.main.begin(state.params, state.kept, ())
         self._keys = [self.setup.rng]
         self()
 

@@ -91,7 +91,7 @@ def bare_loop(
     step = jax.jit(body, donate_argnums=(1,))
     carry = {
         "state": setup.begun,
-        "sums": setup.programs.main.begin(setup.begun.params, setup.begun.kept),
+        "sums": setup.programs.main.begin(setup.begun.params, setup.begun.kept, ()),
     }
     keys = [jax.device_put(setup.rng, device) for device in setup.where.devices]
 
