@@ -100,7 +100,9 @@ class Step:
         )
         jax.block_until_ready(contributed)
         between = time.perf_counter()
-        done = self.setup.programs.main.sync.call(self._state, contributed, self.setup.shares, ())
+        done = self.setup.programs.main.sync.call(
+            self._state, contributed, self.setup.shares, (), (), ()
+        )
         self._state, self._carried = done.state, done.carried
         jax.block_until_ready(done)
         return between - began, time.perf_counter() - between
