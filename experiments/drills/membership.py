@@ -24,7 +24,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -48,6 +48,7 @@ _STOP_SECS, _LOOK_SECS = 5.0, 0.004
 _TURNS, _TURN_SECS, _SKIPPED = 3, 30.0, 20  # of `rounds`: rounds until quotas have settled
 _SHARES, _REPLACEMENT, _ADDED = "0.6,0.4,0.3,0.1", 0.4, 0.2  # of `replaced`
 _SETTLED, _COMPARED = 20, 60  # rounds after a change
+_MOST_SECS = 600.0  # for them
 _MODELS: dict[str, dict[str, Any]] = {
     "lenet": {"microbatch_size": 32, "budget": 64},
     "mlp": {"microbatch_size": 512, "budget": 8, "options": {"hidden": (1024, 1024, 1024)}},
@@ -184,11 +185,19 @@ def _changes(run: str, workdir: pathlib.Path, said: list[str]) -> dict[str, int]
 
 
 def _wait_for(pattern: str, said: list[str], begin: int) -> int:
-    while True:
-        for line in said[begin:]:
-            if match := re.search(pattern, line):
-                return int(match[1])
-        time.sleep(0.1)
+    def found() -> list[int]:
+        return [int(m[1]) for line in said[begin:] if (m := re.search(pattern, line))]
+
+    _eventually(found, pattern)
+    return found()[0]
+
+
+def _eventually(condition: Callable[[], Any], what: str) -> None:
+    ends = time.monotonic() + _MOST_SECS
+    while not condition():
+        if time.monotonic() > ends:
+            sys.exit(f"not within {_MOST_SECS:g} s: {what}")
+        time.sleep(0.2)
 
 
 def _lines(workdir: pathlib.Path) -> list[dict[str, Any]]:
@@ -198,8 +207,7 @@ def _lines(workdir: pathlib.Path) -> list[dict[str, Any]]:
 
 
 def _wait_for_lines(workdir: pathlib.Path, count: int) -> None:
-    while len(_lines(workdir)) < count:
-        time.sleep(0.5)
+    _eventually(lambda: len(_lines(workdir)) >= count, f"{count} rounds")
 
 
 def _over_best(workdir: pathlib.Path, begin: int) -> float:

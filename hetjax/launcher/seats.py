@@ -91,6 +91,9 @@ def ask(directory: str, request: Mapping[str, Any]) -> str:
     try:
         asks.key_value_set(f"ask/{name}", json.dumps(request))
         answer = asks.blocking_key_value_get(f"answer/{name}", _PATIENCE_MILLISECS)
+    except TimeoutError:
+        asks.key_value_delete(f"ask/{name}")  # or it would be done when nobody expects it
+        raise ValueError(f"{directory}: the launcher does not answer, or has ended") from None
     except OSError:
         raise ValueError(f"{directory}: there is no such run, or it has ended") from None
     is_done, text = json.loads(answer)

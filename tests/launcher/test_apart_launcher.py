@@ -10,6 +10,7 @@ import pytest
 
 from hetjax import launch as launcher
 from hetjax.launcher import apart as apart_lib
+from hetjax.launcher import seats
 from tests.launcher import launches
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
@@ -149,6 +150,13 @@ def test_an_end_that_is_told_or_no_signal_is_that_of_all(apart, end, said):
     run.launch.wait_for(f"worker 1 {said}.*; restart 1 of 3 from the last checkpoint")
     run.launch.wait_for(rf"start \d of {run.run}/1", 2)
     assert run.end(0, 1) == 0
+
+
+def test_a_request_that_nobody_answers_is_taken_back(tmp_path, capsys, monkeypatch):
+    (tmp_path / seats.ASKS).mkdir()
+    monkeypatch.setattr(seats, "_PATIENCE_MILLISECS", 50)
+    assert "the launcher does not answer" in refused([f"--add={tmp_path}"], capsys)
+    assert not list((tmp_path / seats.ASKS).iterdir())
 
 
 GOOD = ["--workers=2", "--", sys.executable, "-c", "pass"]
