@@ -205,7 +205,7 @@ def test_json_round_trips_exactly(tmp_path):
 
 
 def test_a_recorded_group_has_the_options_of_the_chosen_part_alone(tmp_path):
-    others = {"alarm": 3, "band": 0.5, "arguments": {}}
+    others = {"alarm": 3, "band": 0.5, "arguments": {}}  # as older versions recorded them
     given = {"quota": {"policy": "static", "proportions": [4, 3, 2, 1], **others}}
     written = config.to_dict(config.validate(given))
     assert written["quota"] == {
@@ -214,7 +214,8 @@ def test_a_recorded_group_has_the_options_of_the_chosen_part_alone(tmp_path):
         "proportions": [4.0, 3.0, 2.0, 1.0],
         "arguments": {},
     }
-    (tmp_path / "config.json").write_text(json.dumps(written))
+    older = {**written, "quota": {**written["quota"], **others}}
+    (tmp_path / "config.json").write_text(json.dumps(older))
     recorded.check(tmp_path, written)
     assert config.to_dict(config.from_json(tmp_path / "config.json")) == written
     less = {**written, "gate": {"trigger": "quorum"}}

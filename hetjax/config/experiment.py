@@ -60,6 +60,43 @@ def to_dict(config: Any) -> dict[str, Any]:
     return json.loads(json.dumps(plain(config)))
 
 
+def completed(recorded: Mapping[str, Any], like: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a recorded configuration with the fields that were not there when it was written.
+
+    Args:
+      recorded: nested values, as a `config.json` has them.
+      like: the same of today. A field that is only here has its default in the result.
+    """
+    defaults = to_dict(ExperimentConfig())
+    for with_more_fields in ExperimentConfig.__subclasses__():
+        defaults |= to_dict(with_more_fields())
+    levels = dict.fromkeys(("upper", "lower"), defaults)  # of a bilevel run
+    return _completed(recorded, like, defaults | levels)
+
+
+def _completed(recorded: Any, like: Any, defaults: Any) -> Any:
+    if not all(isinstance(values, Mapping) for values in (recorded, like, defaults)):
+        return recorded
+    missing = {name: defaults[name] for name in like.keys() & defaults.keys() - recorded.keys()}
+    return {
+        name: group_of_today(name, value)
+        if name in kinds.KINDS
+        else _completed(value, like.get(name), defaults.get(name))
+        for name, value in (missing | dict(recorded)).items()
+    }
+
+
+def group_of_today(group: str, recorded: Mapping[str, Any]) -> dict[str, Any]:
+    """The recorded fields of a group, with all options of its part and with those of no other.
+
+    Once a group had the options of all parts of its kind.
+    """
+    key, kind = kinds.KINDS[group].key, type(getattr(ExperimentConfig(), group))
+    given = dataclasses.asdict(kind(**fields.parse_group(kind, recorded, f"{group}.", [])))
+    options = kinds.in_force(group, given[key], dict(given[kinds.ARGUMENTS]))
+    return json.loads(json.dumps(fields.beside(given | {kinds.ARGUMENTS: options}), default=str))
+
+
 def parse(kind: type[_Config], given: Any) -> _Config:
     """Applies the rule of each field, without the rules between fields.
 

@@ -5,7 +5,7 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any
 
-from hetjax.config import kinds
+from hetjax.config import experiment, kinds
 
 _OF_NO_EFFECT = (
     "compilation_cache",
@@ -45,7 +45,7 @@ def check(
         ValueError: if it has another one, or its `config.json` cannot be read.
     """
     try:
-        theirs = read(workdir)
+        theirs = read(workdir, config)
         if theirs is None:
             return
         config = config | {name: theirs[name] for name in may_grow if grown(theirs, config, name)}
@@ -73,10 +73,12 @@ def _without(
     }
 
 
-def read(workdir: pathlib.Path) -> dict[str, Any] | None:
-    """The configuration there; None where there is none."""
+def read(workdir: pathlib.Path, config: dict[str, Any]) -> dict[str, Any] | None:
+    """The configuration there, with all fields that `config` has; None where there is none."""
     path = workdir / "config.json"
-    return json.loads(path.read_text()) if path.exists() else None
+    if not path.exists():
+        return None
+    return experiment.completed(json.loads(path.read_text()), config)
 
 
 def grown(theirs: dict[str, Any], ours: dict[str, Any], name: str) -> bool:

@@ -111,7 +111,7 @@ class Search:
         """What the run is to have more of than it had: 'epochs 3 to 5'."""
         theirs = None
         with contextlib.suppress(OSError, ValueError, AttributeError):  # `recorded.check` tells
-            theirs = recorded.read(self.workdir)
+            theirs = recorded.read(self.workdir, self.config)
         names = [n for n in self.may_grow if theirs and recorded.grown(theirs, self.config, n)]
         return [f"{n} {theirs[n]} to {self.config[n] or 'any number'}" for n in names if theirs]
 

@@ -244,24 +244,33 @@ def rounds_from_arrays(
 
 def policy_of(setup: setup_lib.Setup) -> dict[str, Any]:
     """The quota policy of a run, as a checkpoint tells of it: its name and options."""
-    fields = config_lib.to_dict(setup.config)["quota"]
+    return _policy(config_lib.to_dict(setup.config)["quota"])
+
+
+def _policy(quota: Mapping[str, Any]) -> dict[str, Any]:
+    """Of the fields of quotas those of the policy."""
+    fields = config_lib.group_of_today("quota", quota)
     return {name: value for name, value in fields.items() if name != "max_microbatches"}
 
 
 def _policies(
     saved: checkpoint.Saved, fresh: dict[str, Any], setup: setup_lib.Setup
 ) -> dict[str, Any]:
-    """What the policy knew; another one than in the checkpoint begins anew, which is told."""
-    now, before = policy_of(setup), saved.about["quota"]
-    was = f"{before['policy']!r}"
-    if before == now:
+    """What the policy knew; one that is another than in the checkpoint begins anew, which is told.
+
+    A checkpoint of an older version does not tell of its policy: there its state has to fit.
+    """
+    now, before = policy_of(setup), saved.about.get("quota")
+    before = before and _policy(before)
+    if before in (None, now):
         try:
             return leaves.unflatten(fresh, saved.arrays, _POLICIES)
         except ValueError:
-            was = "with another state"
-    elif before["policy"] == now["policy"]:
-        was += " with other options"
+            before = None
     if setup.where.leads:
+        was = "with another state" if before is None else f"{before['policy']!r}"
+        if before is not None and before["policy"] == now["policy"]:
+            was += " with other options"
         messages.say(
             f"quota.policy={now['policy']!r} begins anew and learns from this round on: "
             f"in the checkpoint of round {saved.about['rounds']} the policy is {was}"

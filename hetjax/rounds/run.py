@@ -137,7 +137,8 @@ class Run(engine.Engine):
             ValueError: there is none, or it is of a run with other parts, or of another run.
         """
         saved = resume.newest(directory, self.setup, self.recorded)
-        found = fingerprint.differences(saved.about["fingerprint"], self.fingerprint())
+        there = saved.about.get("fingerprint")
+        found = fingerprint.differences(there, self.fingerprint()) if there else {}
         if "optimizer" in found:
             found["optimizer"] += resume.given_anew(saved.arrays, self.setup)
         held = f"restore: the run in {str(directory)!r}"

@@ -71,6 +71,20 @@ def test_a_run_that_adds_up_gradients_goes_on_with_no_other_rule(tmp_path):
     assert not fit(workdir=tmp_path, rule=rule).summary["interrupted"]
 
 
+def test_a_run_that_was_recorded_before_goes_on_with_the_default(tmp_path):
+    fit(workdir=tmp_path, callbacks=[stop])
+    path = tmp_path / "config.json"
+    recorded = json.loads(path.read_text())
+    del recorded["rule"]
+    path.write_text(json.dumps(recorded))
+    config.from_json(path)
+    with pytest.raises(ValueError, match=r"rule\.name: 'gradient_sums' there"):
+        fit(workdir=tmp_path, rule=closure())
+    result = fit(workdir=tmp_path)
+    assert result.history[2]["round"] == 2
+    assert len(result.history) == len(fit().history)
+
+
 @pytest.mark.slow
 def test_a_recorded_configuration_runs_its_rule_again(tmp_path):
     first = fit(workdir=tmp_path / "written", rule=one_local_sgd(rate=0.05))
