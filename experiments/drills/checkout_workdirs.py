@@ -31,7 +31,7 @@ def gone_on(arm: tasks.Arm, own: pathlib.Path) -> tasks.Found:
     """Loads, reports and ends a run that was cut.
 
     `cut` and `run` in the directory are the cut run of the other checkout, or not there: then this
-    one makes them. A format that this version refuses is told as `refused`.
+    one makes them. A format or options that this version refuses are told as `refused`.
     """
     if not (own / "run").exists():
         tasks.trained(arm, own / "cut", tasks.interrupter(arm))
@@ -40,7 +40,7 @@ def gone_on(arm: tasks.Arm, own: pathlib.Path) -> tasks.Found:
         loaded = hetjax.load(own / "cut")
         result = tasks.trained(arm, own / "run")
     except ValueError as error:
-        if "format" not in str(error):
+        if not any(word in str(error) for word in ("format", "another configuration")):
             raise
         return tasks.Found({}, {"counts": {"refused": str(error)}})
     read = {"summary": loaded.summary, "history": loaded.history, "config": loaded.config}
