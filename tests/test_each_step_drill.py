@@ -39,7 +39,7 @@ def a_round(member, number):
     member.begins(number, jnp.zeros(1))
     sums.post(contributed)
     member.tell(np.array([(1,)], [("x", np.int64)]))
-    assert sums.total(contributed, np.zeros(1)).sums.tolist() == [[3.0, 3.0]]
+    assert sums.total(contributed, np.zeros(4)).sums.tolist() == [[3.0, 3.0]]
     return member.hands_on()
 
 

@@ -35,12 +35,12 @@ from experiments.drills import each_step_worker
 from hetjax.processes import files
 from hetjax.processes.place import Decision
 
-_ONLY = flags.DEFINE_list("only", [], "Cases, as 'told: */adder/kill'.", allow_override=True)
+_ONLY = flags.DEFINE_list("only", [], "Cases, as 'told: */other/kill'.", allow_override=True)
 _EVERY = flags.DEFINE_integer("every", 1, "Do one in so many cases.", 1, allow_override=True)
 _KEEP = flags.DEFINE_string("keep", None, "A new directory for traces and runs.")
 _AT_ONCE = flags.DEFINE_integer("at_once", 1, "Runs beside each other.", 1)
 
-WORKERS, KINDS, ROLES = 4, ("kill", "sleep", "nap"), ("proposer", "adder", "joiner")
+WORKERS, KINDS, ROLES = 4, ("kill", "sleep", "nap"), ("proposer", "other", "joiner")
 _CASES_OF_RUN = 44  # newcomers are handed all lines of a run, so one is not to become too long
 _LATE_SECS, _NAP_SECS, _MARGIN_SECS = 1.5, 0.5, 5.0
 _LIMIT_SECS, _LOOK_SECS, _AGAIN_SECS = 60.0, 0.01, 15.0
@@ -50,16 +50,18 @@ _BY_ALL = (
     *("own: before", "own: half", "own: written", "own: ended"),
     *("told: before", "told: half", "told: written", "told: ended", "told: ready"),
     *("told: looked at 1", "decide: adopted"),
+    *("added: looked at 1", "look: passed", "round: applied"),
+)
+_BY_ADDER = (  # a newcomer adds nothing in its first round
     *("added: before", "added: half", "added: summed", "added: written", "added: ended"),
-    *("added: looked at 1", "added: looked at 2"),
-    *("own: looked at 1", "own: looked at 2", "look: passed", "round: applied"),
+    *("own: looked at 1", "own: looked at 2"),
 )
 _BY_ONE = {
     "proposer": (
         *("decide: before", "decide: file", "decide: linked", "decide: returned"),
         *("line: before", "line: written", "save: before", "save: unsealed", "save: begun"),
     ),
-    "adder": ("decide: heard",),
+    "other": ("decide: heard",),
     "donor": ("hand: due", "hand: before", "hand: half", "hand: written"),
     "joiner": ("ask: before", "ask: asked", "take: named", "take: read", "take: taken"),
 }
@@ -77,6 +79,7 @@ class Case(NamedTuple):
 def cases() -> list[Case]:
     """Each step in each role that reaches it, with each kind."""
     reached = [(step, role) for step in _BY_ALL for role in ROLES]
+    reached += [(step, role) for step in _BY_ADDER for role in ROLES if role != "joiner"]
     reached += [(step, role) for role, steps in _BY_ONE.items() for step in steps]
     return [Case(step, role, kind) for step, role in reached for kind in KINDS]
 

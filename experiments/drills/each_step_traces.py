@@ -45,9 +45,9 @@ def read(directory: pathlib.Path) -> dict[int, list[Event]]:
 
 
 def decision_of(plain: Sequence[Any]) -> Decision:
-    number, added, members, donor = plain
+    number, added, members, *more = plain
     in_sum, members = (tuple(Member(*each) for each in some) for some in (added, members))
-    return Decision(number, in_sum, members, donor)
+    return Decision(number, in_sum, members, *more)
 
 
 def all_of(traces: Traces, *names: str) -> Iterator[tuple[int, Event]]:

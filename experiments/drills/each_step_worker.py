@@ -92,7 +92,7 @@ class Worker:
     def role(self) -> str:
         if self.joins:
             return "joiner"
-        return "proposer" if self._place.leads else "adder"
+        return "proposer" if self._place.leads else "other"
 
     def _claims(self) -> bool:
         """Whether no other has claimed what is wanted."""
@@ -150,7 +150,7 @@ def wrap(worker: Any, patch: Callable[..., object] = setattr) -> None:
 
 
 def _wrap_halves(worker: Any, around: Callable[..., Any]) -> None:
-    """All that is written into halves and read from them: what is told, contributions, slices."""
+    """All that is written into halves and read from them: what is told, contributions, sums."""
     kinds: Any = weakref.WeakKeyDictionary()  # (what it is, whose) of each of the halves
     seen: set[tuple[Any, ...]] = set()  # in this round
 
@@ -187,7 +187,7 @@ def _wrap_halves(worker: Any, around: Callable[..., Any]) -> None:
     @around(halves.Halves, "has")
     def _(inner: Any, half: Any, number: int) -> Any:
         kind, start = kinds[half]
-        if (kind, start) not in seen and (start != worker.start or kind == "own"):
+        if (kind, start) not in seen and (start != worker.start or kind != "told"):
             seen.add((kind, start))
             if (nth := sum(each[0] == kind for each in seen)) <= 2:
                 worker.reach(f"{kind}: looked at {nth}")

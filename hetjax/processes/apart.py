@@ -7,11 +7,10 @@ A round of theirs, of which `tests/processes/round_model.py` is the model:
    turn. A half carries its round before and behind what is written. Then it is ready.
 2. The first member that is neither dead nor late, when all are ready, dead or late, decides who is
    in the sum and who is a member of the next round. Nobody applies anything before.
-3. Each member in the sum adds a slice of all contributions, and takes the slices of the others; the
-   slice of one that is dead or late is added by all (`total`). What is added is added in the order
-   of the seats, so to the same bytes.
-4. It looks at the marks again. What was overwritten meanwhile, because it slept, it throws away,
-   and begins anew.
+3. One of those in the sum adds all contributions, in the order of the seats; the others read what
+   it has added. Where it is dead or late, each adds on its own, to the same bytes (`total`).
+4. Who has added looks at the marks again. What was overwritten meanwhile, because it slept, it
+   throws away, and begins anew.
 5. A digest of the state that it made of the sum is beside what it tells of the next round.
 
 Contributions outlive who wrote them. Who joins gets the state of the round before from the member
@@ -208,7 +207,9 @@ class Apart(meeting_lib.Meeting):
         taken = {m.seat for m in place.last.members if place.lives(m)}
         new = [m for m in place.asking() if m.seat not in taken]
         new = [m for m in new if m not in place.last.members]
-        return Decision(self.turn.number, tuple(sorted(ready)), (*stay, *new), place.start)
+        number, last = self.turn.number, place.last
+        since = last.since if set(ready).issuperset(last.sum) else number
+        return Decision(number, tuple(sorted(ready)), (*stay, *new), place.start, since)
 
     def _check(self, heard: Mapping[Member, np.ndarray]) -> None:
         """Compares the digests of what the members made of the round before, on devices of a kind:

@@ -1,8 +1,12 @@
-"""Sums of processes that are apart: each adds a slice of all contributions, and takes the others'.
+"""Sums of processes that are apart: one of them adds up, the others read where it has added.
 
-What is added lies in its adder's own memory, so a process that slept overwrites nobody's sums.
+Who needed the least time for itself adds, as among processes that are joined; where it is dead or
+late, each adds on its own, in the same order, so to the same bytes. What is added lies in memory of
+its adder. JAX reads it there, perhaps long after: who slept may do so when the others are rounds
+further. Whoever is left out of a sum may sleep so. From then on what is added lies in new memory.
 """
 
+import contextlib
 import mmap
 import time
 
@@ -16,6 +20,8 @@ from hetjax.processes import halves, shared_sums, waits
 from hetjax.processes import meeting as meeting_lib
 from hetjax.processes import place as place_lib
 from hetjax.processes.place import Member
+
+_OWN = "own"  # what a process contributes
 
 
 class ApartSums(meeting_lib.Sums):
@@ -41,32 +47,29 @@ class ApartSums(meeting_lib.Sums):
     ) -> None:
         self._place, self._mesh, self._turn, self._like = place, mesh, turn, like
         self._kind = kind
-        self._of_members: dict[Member, tuple[halves.Halves, halves.Halves]] = {}
-        self._size = 0  # numbers of a contribution; 0: none is known
+        self._known: dict[tuple[str, Member], halves.Halves] = {}
+        self._size = 0  # numbers of a contribution
         self._dtype = np.dtype(np.float32)
 
     def post(self, contributed: types.Contribution) -> None:
         added = contributed.sums, contributed.state_change
         mine = jax.tree.leaves(mesh_lib.worker_rows(added)[0])
         numbers = [np.asarray(leaf).reshape(-1) for leaf in mine]
-        if not self._size:
-            self._dtype = np.result_type(*numbers)
-            self._size = sum(part.size for part in numbers)
-            # Aligned, so that JAX reads it where it lies.
-            row = -(-self._num_bytes // halves.ALIGNED) * halves.ALIGNED
-            rows = np.frombuffer(mmap.mmap(-1, 2 * row), np.uint8).reshape(2, row)
-            self._totals = [self._vector(half) for half in rows]
+        self._dtype = np.result_type(*numbers)
+        self._size = sum(part.size for part in numbers)
         if self._turn.is_warm_up:
-            np.concatenate(numbers, out=self._totals[self._turn.number % 2])
+            self._alone = self._new_vector()
+            np.concatenate(numbers, out=self._alone)
             return
-        own, _ = self._buffers(self._place.own)
+        own = self._halves(_OWN, self._place.own)
         np.concatenate(numbers, out=self._vector(own.begin(self._turn.number)))
         own.end(self._turn.number)
 
     def total(self, contributed: types.Contribution, host_secs: np.ndarray) -> types.Contribution:
-        total = self._totals[self._turn.number % 2]
-        if not self._turn.is_warm_up:
-            self._add(total)
+        if self._turn.is_warm_up:
+            total = self._alone
+        else:
+            total = self._total(host_secs)
             self._turn.number += 1
         size = sum(leaf.size for leaf in jax.tree.leaves(self._like))
         change, treedef = jax.tree.flatten(contributed.state_change)
@@ -90,50 +93,72 @@ class ApartSums(meeting_lib.Sums):
     def _vector(self, half: np.ndarray) -> np.ndarray:
         return half[: self._num_bytes].view(self._dtype)
 
-    def _buffers(self, member: Member) -> tuple[halves.Halves, halves.Halves]:
-        """What a member contributes, and the slices that it has added."""
-        if member not in self._of_members:
-            names = [f"sums-{self._kind}-{what}" for what in ("own", "added")]
-            if member == self._place.own:
-                own, added = (halves.made(self._place, name, self._num_bytes) for name in names)
-            else:
-                paths = [self._place.directory / f"{name}.{member.start}" for name in names]
-                own, added = (halves.Halves(path, self._num_bytes) for path in paths)
-            self._of_members[member] = own, added
-        return self._of_members[member]
+    def _new_vector(self) -> np.ndarray:
+        """Of this process alone; aligned, so that JAX reads it where it lies."""
+        return self._vector(np.frombuffer(mmap.mmap(-1, self._num_bytes), np.uint8))
 
-    def _add(self, total: np.ndarray) -> None:
-        """Makes `total` the sum of all contributions that the decision names."""
+    def _halves(self, what: str, member: Member) -> halves.Halves:
+        """Where a member writes what it contributes, or what it adds.
+
+        Raises:
+            FileNotFoundError: there are none, not yet or not any more.
+        """
+        if (what, member) not in self._known:
+            name = f"sums-{self._kind}-{what}"
+            if member == self._place.own:
+                made = halves.made(self._place, name, self._num_bytes)
+            else:
+                path = self._place.directory / f"{name}.{member.start}"
+                made = halves.Halves(path, self._num_bytes)
+            self._known[what, member] = made
+        return self._known[what, member]
+
+    def _total(self, host_secs: np.ndarray) -> np.ndarray:
+        """The sum of all contributions that the decision names."""
         place, number = self._place, self._turn.number
         assert place.last is not None
-        members = place.last.sum
-        rows = [self._vector(self._buffers(m)[0].halves[number % 2]) for m in members]
-        cuts = np.linspace(0, self._size, len(members) + 1).astype(int)
-        slices = {m: slice(*cuts[k : k + 2]) for k, m in enumerate(members)}
-        mine, (_, shown) = slices[place.own], self._buffers(place.own)
-        own = self._vector(shown.begin(number))[mine]
-        shared_sums.add_up([row[mine] for row in rows], own)
-        total[mine] = own
-        shown.end(number)
-        place.wake(members)
-        for member in (m for m in members if m != place.own):
-            part, theirs = slices[member], self._buffers(member)[1]
-            self._wait_for(member, theirs)
-            total[part] = self._vector(theirs.halves[number % 2])[part]
-            if not theirs.has(number):  # it is dead or late, or this process has slept
-                shared_sums.add_up([row[part] for row in rows], total[part])
-        if not all(self._buffers(member)[0].has(number) for member in members):
-            place.leave(place.newest() or place.last)
-        for gone in self._of_members.keys() - {*members, *place.last.members}:
-            del self._of_members[gone]
+        members, added = place.last.sum, f"{place.last.since}-added"
+        adder = min(members, key=lambda m: (host_secs[m.seat] == 0, host_secs[m.seat]))
+        if adder == place.own:
+            shown = self._halves(added, adder)
+            total = self._vector(shown.begin(number))
+            self._add(total)
+            shown.end(number)
+            place.wake(members)
+        elif (theirs := self._wait_for(adder, added)) is not None:
+            total = self._vector(theirs.halves[number % 2])
+        else:
+            total = self._new_vector()
+            self._add(total)
+        for what, member in list(self._known):
+            if member not in (*members, *place.last.members) or what not in (_OWN, added):
+                del self._known[what, member]
+                if member == place.own:
+                    name = f"sums-{self._kind}-{what}.{place.start}"
+                    (place.directory / name).unlink(missing_ok=True)
+        return total
 
-    def _wait_for(self, member: Member, theirs: halves.Halves) -> None:
-        """Until a member has added its slice, unless it is dead or late."""
+    def _add(self, total: np.ndarray) -> None:
+        """Makes `total` the sum, unless this process has slept so long that none is left."""
+        place, number = self._place, self._turn.number
+        assert place.last is not None
+        with contextlib.suppress(FileNotFoundError):
+            own = [self._halves(_OWN, member) for member in place.last.sum]
+            shared_sums.add_up([self._vector(each.halves[number % 2]) for each in own], total)
+            if all(each.has(number) for each in own):
+                return
+        place.leave(place.newest() or place.last)
+
+    def _wait_for(self, adder: Member, added: str) -> halves.Halves | None:
+        """Where a member has added; None where it is dead or late."""
         place, since = self._place, time.monotonic()
-        with waits.Wait("add up its part of the sums", lambda: [member.seat]) as wait:
-            while not theirs.has(self._turn.number) and place.lives(member):
+        with waits.Wait("add up the sums", lambda: [adder.seat]) as wait:
+            while True:
+                lives, now = place.lives(adder), time.monotonic()
+                with contextlib.suppress(FileNotFoundError):
+                    if (theirs := self._halves(added, adder)).has(self._turn.number):
+                        return theirs
+                if not lives or (now - since > place.late_secs and not place.is_busy(adder, now)):
+                    return None
                 wait.check()
-                now = time.monotonic()
-                if now - since > place.late_secs and not place.is_busy(member, now):
-                    return
                 place.wait(place_lib.LOOK_SECS)

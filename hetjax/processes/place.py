@@ -45,6 +45,7 @@ class Decision(NamedTuple):
     sum: tuple[Member, ...]  # whose contributions are in it, by seat
     members: tuple[Member, ...]  # of the next round; who came first is first
     donor: int  # the start that hands the state to members who are new
+    since: int = 0  # the last round whose sum lacks somebody who was in that of the round before
 
     @property
     def joining(self) -> list[Member]:
@@ -232,9 +233,9 @@ class Place:
 
 
 def _read(text: str) -> Decision:
-    number, added, members, donor = json.loads(text)
+    number, added, members, *more = json.loads(text)
     in_sum, members = (tuple(Member(*each) for each in some) for some in (added, members))
-    return Decision(number, in_sum, members, donor)
+    return Decision(number, in_sum, members, *more)
 
 
 def of_environment() -> Place | None:

@@ -1,4 +1,4 @@
-"""A round of workers that come and go, as a model: one decision, set once, then everybody adds.
+"""A round of workers that come and go, as a model: one decision, set once, then one adds for all.
 
 Workers have runtimes of their own. They share memory, which outlives whoever wrote it, and a board
 on which a key is set once. A worker of round r
@@ -8,10 +8,15 @@ on which a key is set once. A worker of round r
 3. `wait`: for the decision of r. Who is the first member that is neither dead nor late looks, when
    all members are ready, dead or late, who is ready and who asks to join, 4. `set`: and sets the
    decision, unless another has;
-5. `add`: adds its slice of all contributions in its own memory;
-6. `take`: takes the slices of the others, and adds those of the dead and the late;
-7. `look`: looks at all stamps again. Where one was overwritten it throws all away and joins anew.
-   Else it applies the round, hands its state on, and goes to round r + 1.
+5. `take`: is it the adder, it begins; else it waits for what the adder has added, unless that is
+   dead or late: then it adds on its own;
+6. `add`: adds all contributions, 7. `look`: looks at all stamps again. Where one was overwritten it
+   throws all away and joins anew. Else, as the adder, it stamps the end of what it has added;
+8. `apply`: reads the sums where they were added, and applies them. It hands its state on, and goes
+   to round r + 1.
+
+What is added lies in half r % 2 of memory of the adder. Since a round whose sum lacks somebody who
+was in that of the round before, it lies in new memory: that one may sleep and read the old.
 
 Late is who is stopped. `successors` has the next step of each worker, and what the world does:
 a kill, a stop, a going on, a start of a killed one.
@@ -31,16 +36,18 @@ class Worker(NamedTuple):
     at: str = "write"
     round: int = 0
     plan: tuple = ()  # what it is about to set
-    sums: tuple = ()  # what it has taken: of each contributor's slice whose contributions are in it
+    sums: tuple = ()  # what it has added on its own: whose contributions, of which rounds
+    reads: str = ""  # where it reads the sums else
     halves: tuple = ((NONE, NONE), (NONE, NONE))  # the stamps before and behind what is written
     ready: int = NONE
-    slice: tuple = (NONE, ())  # of which round, and of whom
+    added: tuple = ()  # of each half of its memories: (since, half), stamps, sums
     state: int = FIRST  # the last round in the state that it hands on
 
 
 class Decision(NamedTuple):
     sum: tuple[str, ...]
     members: tuple[str, ...]  # of the next round
+    since: int = 0  # the last round whose sum lacks somebody of the one before
 
 
 class World(NamedTuple):
@@ -95,6 +102,20 @@ def is_whole(world: World, decision: Decision, number: int) -> bool:
     return all(each == (number, number) for each in halves)
 
 
+def place_of(decision: Decision, number: int) -> tuple[int, int]:
+    """Which memory of the adder the sums are added in."""
+    return decision.since, number % 2
+
+
+def there(worker: Worker, place: tuple[int, int]) -> tuple:
+    """The stamps and the sums that lie in a place of a worker's memory."""
+    return dict(worker.added).get(place, (NONE, NONE, ()))
+
+
+def writes(worker: Worker, place: tuple[int, int], *what) -> Worker:
+    return worker._replace(added=tuple(sorted({**dict(worker.added), place: what}.items())))
+
+
 def step(world: World, name: str) -> Iterator[World]:
     """What a worker does next; nothing where it waits."""
     me, r = world.workers[name], world.workers[name].round
@@ -118,48 +139,62 @@ def step(world: World, name: str) -> Iterator[World]:
     elif me.at == "wait":
         if decision is not None:
             is_in = name in decision.sum and name in decision.members
-            now = me._replace(at="add" if is_in else "gone")
+            now = me._replace(at="take" if is_in else "gone")
             yield world.having(name, now)
             return
-        there = {m: world.workers[m] for m in last.members}
-        fit = [m for m in last.members if there[m].life == "goes"]
-        due = [m for m in fit if there[m].ready < r]
+        of = {m: world.workers[m] for m in last.members}
+        fit = [m for m in last.members if of[m].life == "goes"]
+        due = [m for m in fit if of[m].ready < r]
         if fit and fit[0] == name and not due:
-            ready = tuple(m for m in last.members if there[m].ready >= r)
-            stays = tuple(m for m in ready if there[m].life != "dead")
+            ready = tuple(m for m in last.members if of[m].ready >= r)
+            stays = tuple(m for m in ready if of[m].life != "dead")
             asks = tuple(m for m, w in world.workers.items() if w.at == "ask" and w.life == "goes")
             asks = tuple(m for m in asks if all(m not in d.members for d in world.decisions))
-            plan = Decision(ready, stays + asks)
+            since = last.since if set(last.sum) <= set(ready) else r
+            plan = Decision(ready, stays + asks, since)
             yield world.having(name, me._replace(at="set", plan=plan))
     elif me.at == "set":
         now = me._replace(at="wait", plan=())
         yield world.having(name, now, decisions=set_once(world.decisions, r, me.plan))
-    elif me.at == "add":
-        own = (r, read(world, decision.sum, r))
-        yield world.having(name, me._replace(at="take", slice=own))
-    elif me.at == "take":
-        other = decision.sum[len(me.sums)]
-        theirs = world.workers[other]
-        if theirs.slice[0] == r:
-            found = theirs.slice[1]
+    elif me.at in ("take", "add", "look", "apply"):
+        yield from _sum(world, name, decision)
+    elif me.at == "gone":  # it was left out, or read what was overwritten: it joins anew
+        yield anew(name, world.having(name, me._replace(life="dead")))
+
+
+def _sum(world: World, name: str, decision: Decision) -> Iterator[World]:
+    """The steps of a worker that is in the sum of its round."""
+    me, r = world.workers[name], world.workers[name].round
+    adder, place = decision.sum[r % len(decision.sum)], place_of(decision, r)
+    if me.at == "take":
+        theirs = world.workers[adder]
+        if name == adder:
+            begun = writes(me, place, r, *there(me, place)[1:])
+            yield world.having(name, begun._replace(at="add"))
+        elif there(theirs, place)[:2] == (r, r):
+            yield world.having(name, me._replace(at="apply", reads=adder))
         elif theirs.life != "goes" or theirs.round > r:
-            found = read(world, decision.sum, r)
+            yield world.having(name, me._replace(at="add"))
+    elif me.at == "add":
+        found = read(world, decision.sum, r)
+        if name == adder:
+            me = writes(me, place, *there(me, place)[:2], found)
         else:
-            return
-        sums = (*me.sums, found)
-        at = "look" if len(sums) == len(decision.sum) else "take"
-        yield world.having(name, me._replace(at=at, sums=sums))
+            me = me._replace(sums=found)
+        yield world.having(name, me._replace(at="look"))
     elif me.at == "look":
         if not is_whole(world, decision, r):
             yield world.having(name, me._replace(at="gone", sums=()))
             return
-        right = tuple((m, r) for m in decision.sum)
-        if any(found != right for found in me.sums):
-            raise WrongError(f"{name} applies {me.sums} in round {r}, decided was {decision}")
-        now = me._replace(at="write", round=r + 1, sums=(), state=r)
+        if name == adder:
+            me = writes(me, place, r, r, there(me, place)[2])._replace(reads=name)
+        yield world.having(name, me._replace(at="apply"))
+    else:
+        found = there(world.workers[me.reads], place)[2] if me.reads else me.sums
+        if found != tuple((m, r) for m in decision.sum):
+            raise WrongError(f"{name} applies {found} in round {r}, decided was {decision}")
+        now = me._replace(at="write", round=r + 1, sums=(), reads="", state=r)
         yield world.having(name, now)
-    elif me.at == "gone":  # it was left out, or read what was overwritten: it joins anew
-        yield anew(name, world.having(name, me._replace(life="dead")))
 
 
 def successors(world: World, *, rounds: int, faults: int) -> Iterator[World]:

@@ -9,7 +9,8 @@ from tests.processes import round_model
     ("seats", "rounds", "faults", "least"),
     [
         (2, 2, 3, 60_000),
-        (3, 2, 1, 18_000),
+        (2, 3, 2, 40_000),
+        (3, 2, 1, 10_000),
         pytest.param(3, 2, 3, 2_000_000, marks=pytest.mark.slow),
     ],
 )
@@ -21,6 +22,12 @@ def test_who_has_slept_and_does_not_look_again_applies_what_was_overwritten(monk
     monkeypatch.setattr(round_model, "is_whole", lambda *given: True)
     with pytest.raises(round_model.WrongError, match="applies"):
         round_model.check(seats=2, rounds=3, faults=3)
+
+
+def test_who_has_slept_and_reads_sums_in_memory_that_is_used_again_applies_others(monkeypatch):
+    monkeypatch.setattr(round_model, "place_of", lambda decision, number: (0, number % 2))
+    with pytest.raises(round_model.WrongError, match="applies"):
+        round_model.check(seats=2, rounds=3, faults=1)
 
 
 def test_a_decision_that_is_set_twice_makes_survivors_unlike(monkeypatch):
