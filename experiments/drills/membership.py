@@ -3,9 +3,10 @@
     python -m experiments.drills.membership [--only=hits,rounds,replaced] [--secs=180] [--every=3]
         [--cpus=1,0.5,0.25,0.25] [--kind=kill|stop] [--model=lenet|mlp]
 
-`rounds` compares a round of `--runtime=apart` with one of `joined`, where nobody is lost. `hits`:
-four workers of one run are killed at random, or stopped for 5 s, one every so many seconds. The
-launcher starts them anew. The table says how long the others waited, and what the ledger has.
+`rounds` compares a round of `--runtime=apart` with one of `joined` of the same quotas, those of the
+shares, where nobody is lost. `hits`: four workers of one run are killed at random, or stopped for
+5 s, one every so many seconds. The launcher starts them anew. The table says how long the others
+waited, and what the ledger has.
 `replaced`: a slow worker is replaced by a fast one, and another is added, by the commands that a
 user has; the rounds from the 20th on are compared with the best for who is there.
 Commits are seen by the drill, which looks every few milliseconds at what has been decided; that
@@ -42,10 +43,11 @@ _KIND = flags.DEFINE_enum("kind", "kill", ["kill", "stop"], "What is done to a w
 _CPUS = flags.DEFINE_string("cpus", "1,0.5,0.25,0.25", "Shares of a core.")
 _MODEL = flags.DEFINE_enum("model", "lenet", ["lenet", "mlp"], "What is trained.")
 _ONLY = flags.DEFINE_list("only", [], "Groups; all if empty.", allow_override=True)
+_IS_STATIC = flags.DEFINE_bool("static", False, "Quotas in proportion to the shares.")
 _WORKDIR = flags.DEFINE_string("workdir", None, "Of a worker; set by the drill.")
 
 _STOP_SECS, _LOOK_SECS = 5.0, 0.004
-_TURNS, _TURN_SECS, _SKIPPED = 3, 30.0, 20  # of `rounds`: rounds until quotas have settled
+_TURNS, _TURN_SECS, _SKIPPED = 5, 20.0, 10  # of `rounds`
 _SHARES, _REPLACEMENT, _ADDED = "0.6,0.4,0.3,0.1", 0.4, 0.2  # of `replaced`
 _SETTLED, _COMPARED = 20, 60  # rounds after a change
 _MOST_SECS = 600.0  # for them
@@ -63,6 +65,9 @@ def train() -> None:
     loss_fn, params = problems.classifier(_MODEL.value, shape, input_max=255.0, **options)
     data = problems.images(model["microbatch_size"] * model["budget"] * 20, shape)
     begun = pathlib.Path(_WORKDIR.value, "began")
+    if _IS_STATIC.value:
+        proportions = tuple(map(float, _CPUS.value.split(",")))
+        model["quota"] = {"policy": "static", "proportions": proportions}
 
     def is_over(report: hetjax.RoundReport) -> bool:
         with contextlib.suppress(FileExistsError), open(begun, "x") as file:
@@ -114,7 +119,7 @@ def _command(
     command = [sys.executable, "-m", "hetjax.launch", f"--runtime={runtime}", "--max_restarts=9999"]
     command += [f"--workers={len(cpus.split(','))}", f"--cpus={cpus}", *more, "--"]
     own = [sys.executable, "-m", "experiments.drills.membership", f"--workdir={workdir}"]
-    return [*command, *own, f"--secs={secs}", f"--model={model}"]
+    return [*command, *own, f"--secs={secs}", f"--model={model}", f"--cpus={cpus}"]
 
 
 def compare() -> Iterator[rows.Row]:
@@ -125,14 +130,14 @@ def compare() -> Iterator[rows.Row]:
             runtime = ("joined", "apart")[turn % 2]
             with tempfile.TemporaryDirectory() as directory:
                 command = _command(pathlib.Path(directory), runtime, model, _TURN_SECS)
-                subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
+                subprocess.run([*command, "--static"], check=True, stderr=subprocess.DEVNULL)
                 lines, _ = _told(pathlib.Path(directory))
             secs[runtime].append(float(np.median([x["round_secs"] for x in lines[_SKIPPED:]])))
         joined, apart = np.median(secs["joined"]), np.median(secs["apart"])
         each = [f"{a / b:.3f}" for a, b in zip(secs["apart"], secs["joined"], strict=True)]
         yield rows.Row(
-            f"{model}, shares {_CPUS.value}: a round apart over one joined, medians of {_TURNS} "
-            "runs in turn",
+            f"{model}, shares {_CPUS.value}: a round apart over one joined with the same quotas, "
+            f"medians of {_TURNS} runs in turn",
             "≤ 1.05",
             f"{apart / joined:.3f} ({', '.join(each)}): {apart * 1e3:.0f} ms over "
             f"{joined * 1e3:.0f}",
