@@ -84,9 +84,9 @@ def run_checkout(
         "PYTHONPATH": str(path.resolve()),
     }
     printed = ""
-    for processes in sorted({arm["processes"] for arm in chosen}):
-        listed = directory / f"arms_{processes}.json"
-        listed.write_text(json.dumps([arm for arm in chosen if arm["processes"] == processes]))
+    for gang in sorted(set(map(_gang_of, chosen))):
+        processes, listed = gang[0], directory / "arms.json"
+        listed.write_text(json.dumps([arm for arm in chosen if _gang_of(arm) == gang]))
         given = [str(checkout.resolve()), str(listed), str(directory)]
         command = [sys.executable, "-P", "-m", _WORKER, *given]
         if processes > 1:
@@ -104,6 +104,12 @@ def run_checkout(
         )
         printed += done.stdout
     return printed
+
+
+def _gang_of(arm: Arm) -> tuple[int, str]:
+    """Which arms the same processes run; after a refusal some of them would wait for others."""
+    may_be_refused = arm["task"] == "go on" and arm["processes"] > 1
+    return arm["processes"], arm["name"] if may_be_refused else ""
 
 
 class Result(NamedTuple):

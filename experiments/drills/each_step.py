@@ -33,7 +33,7 @@ from experiments.benchmarks import rows
 from experiments.drills import each_step_traces as traces_lib
 from experiments.drills import each_step_worker
 from hetjax.processes import files
-from hetjax.processes.place import Decision
+from hetjax.processes.place import Decision, decision_of
 
 _ONLY = flags.DEFINE_list("only", [], "Cases, as 'told: */other/kill'.", allow_override=True)
 _EVERY = flags.DEFINE_integer("every", 1, "Do one in so many cases.", 1, allow_override=True)
@@ -144,7 +144,7 @@ class _Run:
             texts = [text for _, text in self._board.key_value_dir_get("decision/")]
         except FileNotFoundError:
             return None
-        made = [traces_lib.decision_of(json.loads(text)) for text in texts if text]
+        made = [decision_of(json.loads(text)) for text in texts if text]
         return max(made, key=lambda decision: decision.number, default=None)
 
     def eventually(self, holds: Callable[[], Any], secs: float = _LIMIT_SECS) -> Any:

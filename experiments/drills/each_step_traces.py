@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hetjax.processes.place import Decision, Member
+from hetjax.processes.place import Decision, Member, decision_of
 
 STAGES = ("written", "ready", "set", "adopted", "applied", "handing")  # of a round, in order
 _AFTER = {  # what may come right before an event, of the same round
@@ -42,12 +42,6 @@ def read(directory: pathlib.Path) -> dict[int, list[Event]]:
         lines = path.read_text().split("\n")[:-1]  # the last may be cut
         traces[int(path.suffix[1:])] = [Event(*json.loads(line)) for line in lines]
     return traces
-
-
-def decision_of(plain: Sequence[Any]) -> Decision:
-    number, added, members, *more = plain
-    in_sum, members = (tuple(Member(*each) for each in some) for some in (added, members))
-    return Decision(number, in_sum, members, *more)
 
 
 def all_of(traces: Traces, *names: str) -> Iterator[tuple[int, Event]]:

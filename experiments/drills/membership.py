@@ -1,7 +1,8 @@
 """Do the others go on at once when a worker is killed, and is nothing lost? Kills, and judges.
 
     python -m experiments.drills.membership [--only=hits,rounds,replaced] [--secs=180] [--every=3]
-        [--cpus=1,0.5,0.25,0.25] [--kind=kill|stop] [--model=lenet|mlp]
+        [--cpus=1,0.5,0.25,0.25] [--kind=kill|stop] [--model=lenet|mlp] [--microbatch_size=32]
+        [--save_secs=60]
 
 `rounds` compares a round of `--runtime=apart` with one of `joined` of the same quotas, those of the
 shares, where nobody is lost. `hits`: four workers of one run are killed at random, or stopped for
@@ -43,6 +44,8 @@ _KIND = flags.DEFINE_enum("kind", "kill", ["kill", "stop"], "What is done to a w
 _CPUS = flags.DEFINE_string("cpus", "1,0.5,0.25,0.25", "Shares of a core.")
 _MODEL = flags.DEFINE_enum("model", "lenet", ["lenet", "mlp"], "What is trained.")
 _ONLY = flags.DEFINE_list("only", [], "Groups; all if empty.", allow_override=True)
+_SIZE = flags.DEFINE_integer("microbatch_size", 0, "Examples; 0: as many as the model has.", 0)
+_SAVE_SECS = flags.DEFINE_float("save_secs", 60.0, "Seconds between two checkpoints.", 0.1)
 _IS_STATIC = flags.DEFINE_bool("static", False, "Quotas in proportion to the shares.")
 _WORKDIR = flags.DEFINE_string("workdir", None, "Of a worker; set by the drill.")
 
@@ -61,6 +64,7 @@ def train() -> None:
     """What each worker does, until so many seconds are over since the first round."""
     hetjax.join_processes()
     model = dict(_MODELS[_MODEL.value])
+    model["microbatch_size"] = _SIZE.value or model["microbatch_size"]
     shape, options = (32, 32, 3), model.pop("options", {})
     loss_fn, params = problems.classifier(_MODEL.value, shape, input_max=255.0, **options)
     data = problems.images(model["microbatch_size"] * model["budget"] * 20, shape)
@@ -82,7 +86,7 @@ def train() -> None:
         data,
         epochs=1_000_000,
         workdir=_WORKDIR.value,
-        checkpoint={"every_secs": 5.0},
+        checkpoint={"every_secs": _SAVE_SECS.value},
         callbacks=[is_over],
         progress=False,
         **model,
@@ -119,7 +123,8 @@ def _command(
     command = [sys.executable, "-m", "hetjax.launch", f"--runtime={runtime}", "--max_restarts=9999"]
     command += [f"--workers={len(cpus.split(','))}", f"--cpus={cpus}", *more, "--"]
     own = [sys.executable, "-m", "experiments.drills.membership", f"--workdir={workdir}"]
-    return [*command, *own, f"--secs={secs}", f"--model={model}", f"--cpus={cpus}"]
+    own += [f"--secs={secs}", f"--model={model}", f"--save_secs={_SAVE_SECS.value}"]
+    return [*command, *own, f"--cpus={cpus}", f"--microbatch_size={_SIZE.value}"]
 
 
 def compare() -> Iterator[rows.Row]:

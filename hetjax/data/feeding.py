@@ -31,12 +31,19 @@ AS_IT_COMES = ordering.Ordering(
 )
 
 
-def check(config: config_lib.ExperimentConfig, source: Any, chosen: kinds.Parts) -> None:
-    """Refuses what needs examples that come again, where they come once.
+def check(
+    config: config_lib.ExperimentConfig, source: Any, chosen: kinds.Parts, *, leads: bool
+) -> None:
+    """Refuses what needs examples that come again, where they come once; tells of much padding.
 
     Raises:
         ValueError: the field, and what to set it to.
     """
+    if config.microbatch_size > len(source) and leads:
+        messages.say(
+            f"microbatch_size: {config.microbatch_size} examples, but the data has {len(source)}: "
+            "the rest of each microbatch is padding, which is computed too"
+        )
     if not isinstance(source, iterables.Streamed):
         return
     order = kinds.name_of("ordering", chosen.ordering)

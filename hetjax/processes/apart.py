@@ -77,7 +77,7 @@ class Apart(meeting_lib.Meeting):
             self._found()
 
     def _found(self) -> None:
-        """Waits until all founders are there, who begin the run together.
+        """Waits until all founders that live are there, who begin the run together.
 
         Raises:
             ValueError: the run has begun without this process.
@@ -89,20 +89,25 @@ class Apart(meeting_lib.Meeting):
         with waits.Wait("begin", lambda: self._missing(place.asking())) as wait:
             while (first := place.decided(place_lib.FIRST)) is None:
                 wait.check()
-                there = place.asking()
+                there = [m for m in place.asking() if place.founds(m)]
                 if not self._missing(there):
-                    members = tuple(m for m in there if m.seat < place.founders)
-                    first = place.decide(Decision(place_lib.FIRST, (), members, -1))
+                    first = place.decide(Decision(place_lib.FIRST, (), tuple(there), -1))
                     place.forget(first.members)
                     break
                 place.wait(place_lib.LOOK_SECS)
         if place.own not in first.members:
             place.leave(first)
+        absent = sorted(set(range(place.founders)) - {m.seat for m in first.members})
+        if absent and place.own == first.members[0]:
+            messages.say(f"the run begins without workers {absent}, which died before")
         place.last = first
         place.wake(first.members)
 
     def _missing(self, there: Sequence[Member]) -> set[int]:
-        return set(range(self.place.founders)) - {m.seat for m in there}
+        place = self.place
+        starts = [Member(k, k) for k in range(place.founders)]  # in each seat the first
+        living = {m.seat for m in starts if m.seat == 0 or place.lives(m)}
+        return living - {m.seat for m in there}
 
     # --- What is told, and decided ---
 
@@ -289,7 +294,9 @@ class Apart(meeting_lib.Meeting):
                 if place.is_over():
                     place.end(place_lib.REMOVED, "came when the run had ended")
                 asks, newest = place.own in place.asking(), place.newest()  # in this order
-                assert newest is not None
+                if newest is None:  # the run has not begun
+                    place.wait(place_lib.LOOK_SECS)
+                    continue
                 if taken is None and place.own in newest.members:
                     taken = newest
                 if taken is None and not asks:  # it slept while it was a member

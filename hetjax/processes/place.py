@@ -15,8 +15,8 @@ import pathlib
 import select
 import socket
 import sys
-from collections.abc import Iterable
-from typing import NamedTuple, NoReturn
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple, NoReturn
 
 from hetjax import messages
 from hetjax.processes import beacons, files
@@ -94,7 +94,7 @@ class Place:
         self._socket.bind(self._address(start))
         self._woken = select.poll()
         self._woken.register(self._socket, select.POLLIN)
-        self.is_newcomer = seat >= founders or self.newest() is not None
+        self.is_newcomer = not self.founds(self.own) or self.newest() is not None
 
     @property
     def own(self) -> Member:
@@ -126,6 +126,11 @@ class Place:
         self._is_taken = True
         return self
 
+    def founds(self, member: Member) -> bool:
+        """Whether a start may begin the run. Who begins in the place of one that died joins later,
+        but in seat 0, from which the others hear where the run begins."""
+        return member.start < self.founders or member.seat == 0
+
     def lives(self, member: Member) -> bool:
         """As far as the launcher has seen."""
         return self._roll[member.start] != OVER
@@ -152,12 +157,13 @@ class Place:
     def decided(self, number: int) -> Decision | None:
         """What stands of a round."""
         with contextlib.suppress(KeyError):
-            return _read(self.client.key_value_try_get(f"decision/{number}"))
+            return decision_of(json.loads(self.client.key_value_try_get(f"decision/{number}")))
         return None
 
     def newest(self) -> Decision | None:
         """The last that was decided; older ones than a few are gone."""
-        found = [_read(text) for _, text in self.client.key_value_dir_get("decision/")]
+        texts = [text for _, text in self.client.key_value_dir_get("decision/")]
+        found = map(decision_of, map(json.loads, texts))
         return max(found, key=lambda decision: decision.number, default=None)
 
     def decide(self, decision: Decision) -> Decision:
@@ -232,8 +238,9 @@ class Place:
         return f"\0hetjax-{run}-{start}".encode()
 
 
-def _read(text: str) -> Decision:
-    number, added, members, *more = json.loads(text)
+def decision_of(plain: Sequence[Any]) -> Decision:
+    """From what JSON makes of it."""
+    number, added, members, *more = plain
     in_sum, members = (tuple(Member(*each) for each in some) for some in (added, members))
     return Decision(number, in_sum, members, *more)
 

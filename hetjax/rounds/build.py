@@ -65,7 +65,7 @@ def build(
     chosen, num_workers = chosen or kinds.of_config(config, {}), config.cluster.num_workers
     where = place_workers(config)
     trace = replay.read_trace(config.replay, num_workers) if config.replay else None
-    feeding.check(config, source, chosen)
+    feeding.check(config, source, chosen, leads=where.leads)
 
     first, keys = feeding.first_examples(config, source, per_example_rng=per_example_rng)
     model_state = _state_of(loss_fn, chosen.reducer)

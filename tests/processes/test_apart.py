@@ -116,6 +116,19 @@ def test_killed_workers_are_replaced_and_nothing_is_lost(apart):
 
 
 @pytest.mark.slow
+def test_the_others_begin_without_one_that_dies_while_it_starts(apart):
+    launched, workdir = apart("--max_restarts=0", epochs=4)
+    launched.wait_for(r"\[2\] pid \d+")
+    os.kill(pid_of(launched, 2), signal.SIGKILL)
+    launched.wait_for("its seat stays empty")
+    told = results(launched)
+    assert set(told) == {0, 1}
+    launched.wait_for(r"the run begins without workers \[2\]")
+    assert lines(workdir)[-1]["present"] == [True, True, False]
+    check_exact(workdir, told, epochs=4)
+
+
+@pytest.mark.slow
 def test_a_worker_that_sleeps_is_left_out_and_begins_anew(apart, monkeypatch):
     monkeypatch.setenv("HETJAX_LATE_SECS", "20")
     launched, workdir = apart(epochs=100)
