@@ -61,8 +61,12 @@ class Apart(supervisor.Supervisor):
         self._has_finished |= code == 0
         if not is_killed and code not in (LEFT_OUT, REMOVED):
             return False
+        most = options.max_restarts
+        is_spent = is_killed and self._restarts == most
+        if is_spent and worker == 0 and not self._seats.has_begun():
+            return False  # the others would wait for what it has to say
         self._workers.ended(worker)
-        most, told = options.max_restarts, f"{supervisor.end_of(event)}; the others go on; "
+        told = f"{supervisor.end_of(event)}; the others go on; "
         if code == REMOVED:
             self._log.say(f"worker {worker} has left; its seat is empty")
         elif self._has_finished:
@@ -70,7 +74,7 @@ class Apart(supervisor.Supervisor):
         elif code == LEFT_OUT:
             self._log.say(f"worker {worker} was late and left out; it is started anew")
             self._start(worker)
-        elif self._restarts < most:
+        elif not is_spent:
             self._restarts += 1
             self._log.say(f"{told}restart {self._restarts} of {most}")
             self._start(worker)

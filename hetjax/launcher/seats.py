@@ -66,6 +66,10 @@ class Seats:
         """Writes where all look that who sat there is over; the seat is free."""
         self._roll[self.start_of.pop(seat)] = place.OVER
 
+    def has_begun(self) -> bool:
+        """Whether the workers have decided who begins the run."""
+        return bool(files.Files(self._directory / "board").key_value_dir_get("decision/"))
+
     def free(self) -> int | None:
         """The first free seat."""
         return next((seat for seat in range(self._seats) if seat not in self.start_of), None)

@@ -129,6 +129,16 @@ def test_the_others_begin_without_one_that_dies_while_it_starts(apart):
 
 
 @pytest.mark.slow
+def test_a_run_ends_that_cannot_begin(apart):
+    """Since the others hear from worker 0 where it begins."""
+    launched, _ = apart("--max_restarts=0")
+    launched.wait_for(r"\[0\] pid \d+")
+    os.kill(pid_of(launched, 0), signal.SIGKILL)
+    assert launched.end() == 1
+    launched.wait_for("worker 0 ended by SIGKILL; no restart is left")
+
+
+@pytest.mark.slow
 def test_a_worker_that_sleeps_is_left_out_and_begins_anew(apart, monkeypatch):
     monkeypatch.setenv("HETJAX_LATE_SECS", "20")
     launched, workdir = apart(epochs=100)
