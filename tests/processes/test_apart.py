@@ -116,26 +116,21 @@ def test_killed_workers_are_replaced_and_nothing_is_lost(apart):
 
 
 @pytest.mark.slow
-def test_the_others_begin_without_one_that_dies_while_it_starts(apart):
+@pytest.mark.parametrize("worker", [0, 2])
+def test_the_others_begin_without_one_that_dies_while_it_starts(worker, apart):
+    """But not without worker 0, from which they hear where the run begins."""
     launched, workdir = apart("--max_restarts=0", epochs=4)
-    launched.wait_for(r"\[2\] pid \d+")
-    os.kill(pid_of(launched, 2), signal.SIGKILL)
-    launched.wait_for("its seat stays empty")
+    launched.wait_for(rf"\[{worker}\] pid \d+")
+    os.kill(pid_of(launched, worker), signal.SIGKILL)
+    if worker == 0:
+        assert launched.end() == 1
+        launched.wait_for("worker 0 ended by SIGKILL; no restart is left")
+        return
     told = results(launched)
     assert set(told) == {0, 1}
     launched.wait_for(r"the run begins without workers \[2\]")
     assert lines(workdir)[-1]["present"] == [True, True, False]
     check_exact(workdir, told, epochs=4)
-
-
-@pytest.mark.slow
-def test_a_run_ends_that_cannot_begin(apart):
-    """Since the others hear from worker 0 where it begins."""
-    launched, _ = apart("--max_restarts=0")
-    launched.wait_for(r"\[0\] pid \d+")
-    os.kill(pid_of(launched, 0), signal.SIGKILL)
-    assert launched.end() == 1
-    launched.wait_for("worker 0 ended by SIGKILL; no restart is left")
 
 
 @pytest.mark.slow
