@@ -117,8 +117,7 @@ def test_killed_workers_are_replaced_and_nothing_is_lost(apart):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("worker", [0, 2])
-def test_the_others_begin_without_one_that_dies_while_it_starts(worker, apart):
-    """But not without worker 0, from which they hear where the run begins."""
+def test_without_who_dies_while_it_starts_the_others_begin_if_not_worker_0(worker, apart):
     launched, workdir = apart("--max_restarts=0", epochs=4)
     launched.wait_for(rf"\[{worker}\] pid \d+")
     os.kill(pid_of(launched, worker), signal.SIGKILL)
@@ -126,8 +125,7 @@ def test_the_others_begin_without_one_that_dies_while_it_starts(worker, apart):
         assert launched.end() == 1
         launched.wait_for("worker 0 ended by SIGKILL; no restart is left")
         return
-    told = results(launched)
-    assert set(told) == {0, 1}
+    assert set(told := results(launched)) == {0, 1}
     launched.wait_for(r"the run begins without workers \[2\]")
     assert lines(workdir)[-1]["present"] == [True, True, False]
     check_exact(workdir, told, epochs=4)
