@@ -73,16 +73,16 @@ class Apart(meeting_lib.Meeting):
 
     def begins(self, round_index: int | None, point: types.PyTree) -> None:
         self.turn.is_warm_up, self._point = round_index is None, point
-        if not self.turn.is_warm_up and self.place.last is None:
-            self._found()
 
-    def _found(self) -> None:
+    def meets(self) -> None:
         """Waits until all founders that live are there, who begin the run together.
 
         Raises:
             ValueError: the run has begun without this process.
         """
         place = self.place
+        if place.last is not None:
+            return
         if self.joins:
             raise ValueError("fit: only fit takes newcomers into a run apart; Run has no way to")
         place.ask()

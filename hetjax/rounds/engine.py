@@ -224,6 +224,7 @@ class Engine:
         """
         rounds = run_state.check_state(state, self)
         setup = self.setup
+        setup.company.meeting.meets()
         setup.feed.compare(setup.stream.epoch(rounds.stream))
         began = time.perf_counter()
         at = "computing" if self.config.local == "fused" else "waiting"
