@@ -72,3 +72,17 @@ def test_workers_that_have_nothing_to_do_in_a_round_are_told_of(budget, sharing,
     ):
         words = "budget: 3 microbatches a round leave 1 of 4 workers idle"
         assert (words in capsys.readouterr().err) == said
+
+
+@pytest.mark.parametrize(("size", "said"), [(8, False), (9, True)])
+def test_a_microbatch_that_is_larger_than_the_data_is_told_of(size, said, capsys):
+    with hetjax.Run(
+        problems.softmax_loss,
+        problems.initial_weights(np.float32),
+        optax.sgd(0.1),
+        problems.classification(8, np.float32),
+        workers=1,
+        microbatch_size=size,
+    ):
+        words = "microbatch_size: 9 examples, but the data has 8"
+        assert (words in capsys.readouterr().err) == said

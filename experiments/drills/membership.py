@@ -171,7 +171,7 @@ def replace() -> Iterator[rows.Row]:
     for name, found in over.items():
         yield rows.Row(
             f"{_MODEL.value}, shares {_SHARES}, workers {name}: a round from the {_SETTLED}th on "
-            "over the exact optimum for who is there, of two runs; the best fixed quotas' ones",
+            "over the exact optimum for who is there, of two runs; by the best fixed quotas",
             "≤ 1.05",
             "; ".join(", ".join(f"{x:.3f}" for x in each) for each in np.transpose(found)),
         )
