@@ -57,7 +57,7 @@ def test_every_step_of_the_table_is_told_by_a_worker(tmp_path, monkeypatch):
 
     members = [come(start) for start in range(3)]
     with concurrent.futures.ThreadPoolExecutor(3) as threads:
-        list(threads.map(lambda member: member.begins(0, jnp.zeros(1)), members))
+        list(threads.map(lambda member: member.meets(), members))
         newcomer = come(3)
         newcomer.place.ask()
         donates = list(threads.map(lambda member: a_round(member, 0), members))
