@@ -41,7 +41,8 @@ def parse(argv: Sequence[str]) -> supervisor.Options:
         prog="python -m hetjax.launch",
         usage="python -m hetjax.launch --workers=N [options] -- COMMAND …",
         description="Starts a command as N local workers, each held to its share of the "
-        "processor, and restarts all when one dies or hangs.",
+        "processor, and restarts all when one dies or hangs. Who is in a run apart is changed by "
+        "--add=RUNDIR [--cpus=SHARE] and --remove=RUNDIR:WORKER.",
         allow_abbrev=False,
     )
     cpus = "share of one core of each worker: 1,0.5,… (no limits)"
@@ -70,7 +71,8 @@ def parse(argv: Sequence[str]) -> supervisor.Options:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the launcher and returns its exit code."""
     argv = sys.argv[1:] if argv is None else list(argv)
-    if any(word.startswith(("--add", "--remove")) for word in argv):
+    own = argv[: argv.index("--")] if "--" in argv else argv
+    if any(word.split("=")[0] in ("--add", "--remove") for word in own):
         return _change(argv)
     options = parse(argv)
     make = apart.Apart if options.is_apart else None
@@ -87,7 +89,7 @@ def _change(argv: Sequence[str]) -> int:
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("--add", metavar="RUNDIR", help="fill a free seat")
     which.add_argument("--remove", metavar="RUNDIR:WORKER", help="end a worker after its round")
-    parser.add_argument("--cpus", type=float, help="share of a core of the worker that comes")
+    parser.add_argument("--cpus", type=float, help="share of a core of who comes (1)")
     flags = parser.parse_args(argv)
     directory, request = flags.add, {"cpus": flags.cpus}
     if flags.remove:

@@ -6,21 +6,24 @@ it was asked to. A worker that tells why it ends (it raised) ends the attempt, a
 
 import contextlib
 import json
+import os
 import shutil
 import time
 from collections.abc import Mapping
 from typing import Any, Self
 
 from hetjax.launcher import faults, gang, seats, supervisor
-from hetjax.processes import beacons, files
-from hetjax.processes.place import LEFT_OUT, REMOVED
+from hetjax.processes import beacons, files, place
+from hetjax.processes.place import LEFT_OUT, OWN_WORK, REMOVED
+
+_OWN = set(OWN_WORK) - {"starting"}  # for which there is --start_secs
 
 
 class Apart(supervisor.Supervisor):
     """As its base, of one run apart, in whose directory users ask."""
 
     def __enter__(self) -> Self:
-        self._restarts, where = 0, seats.directory_of_runs()
+        where = seats.directory_of_runs()
         self._made = supervisor.directory("hetjax-run-", self._guardian, where)
         self.run_directory = self._made.__enter__()
         (self.run_directory / seats.ASKS).mkdir(mode=0o700)
@@ -37,9 +40,14 @@ class Apart(supervisor.Supervisor):
     def _environments(self, common: Mapping[str, str]) -> list[dict[str, str]]:
         attempt, num_workers = common["HETJAX_ATTEMPT"], self._options.num_workers
         most = self._options.max_workers or num_workers
-        shutil.rmtree(self.run_directory / str(int(attempt) - 1), ignore_errors=True)
+        if int(attempt):
+            shutil.rmtree(self.run_directory / str(int(attempt) - 1), ignore_errors=True)
+            self._log.say(
+                f"workers 0 to {num_workers - 1} begin; who was added or removed is not known"
+            )
         self._seats = seats.Seats(self.run_directory / attempt, num_workers, most)
         self._common, self._has_finished = dict(common), False
+        self._slept: dict[int, float] = {}  # since when workers are stopped, monotonic seconds
         return [{**common, **self._seats.take(seat)} for seat in range(num_workers)]
 
     def _start(self, seat: int) -> None:
@@ -49,25 +57,36 @@ class Apart(supervisor.Supervisor):
 
     def _take(self, event: Any) -> None:
         if isinstance(event, gang.Ended):
+            leaves = event.worker not in self._seats.staying()
             self._seats.over(event.worker)
-            if not (self._verdict or self._faults or self._stop_code) and self._goes_on(event):
+            is_ending = self._verdict or self._faults or self._stop_code
+            if not is_ending and self._goes_on(event, leaves=leaves):
+                return
+            if is_ending and event.returncode in (LEFT_OUT, REMOVED):  # in no round of the others
+                self._workers.ended(event.worker)
                 return
         super()._take(event)
 
-    def _goes_on(self, event: gang.Ended) -> bool:
+    def _goes_on(self, event: gang.Ended, *, leaves: bool) -> bool:
         """Whether the run goes on without a process that has ended, or with another in its seat."""
         worker, code, options = event.worker, event.returncode, self._options
-        is_killed = supervisor.died_by_itself(event)
-        self._has_finished |= code == 0
+        is_killed, has_begun = code < 0, self._seats.has_begun()
+        self._has_finished |= code == 0 and self._seats.has_ended()
+        if code == 0 and has_begun and not self._has_finished:
+            self._log.say(
+                f"worker {worker} ended before the run, without a fault; its seat is empty"
+            )
         if not is_killed and code not in (LEFT_OUT, REMOVED):
             return False
         most = options.max_restarts
-        is_spent = is_killed and self._restarts == most
-        if is_spent and worker == 0 and not self._seats.has_begun():
+        is_spent = is_killed and self._restarts >= most
+        if is_spent and worker == 0 and not has_begun:
             return False  # the others would wait for what it has to say
+        if is_killed and has_begun and not (self._has_finished or self._seats.hold_state()):
+            return False  # who is left has only begun to start
         self._workers.ended(worker)
         told = f"{supervisor.end_of(event)}; the others go on; "
-        if code == REMOVED:
+        if code == REMOVED or (leaves and not self._has_finished):
             self._log.say(f"worker {worker} has left; its seat is empty")
         elif self._has_finished:
             self._log.say(f"{supervisor.end_of(event)} while the others ended")
@@ -87,14 +106,21 @@ class Apart(supervisor.Supervisor):
     def _fault(
         self, snapshots: Mapping[int, beacons.Snapshot | None], stopped: set[int]
     ) -> faults.Fault | None:
-        """Who sleeps is left out by the others; who has been started late has its time."""
-        for worker in stopped if self._has_finished else ():
-            self._workers.kill_one(worker)
-        late = time.monotonic() - self._options.start_secs
+        """Who sleeps is left out by the others, and is at fault when it sleeps for long; who has
+        been started late has its time, and so has who does work of its own."""
+        now, options = time.monotonic(), self._options
+        self._slept = {k: self._slept.get(k, now) for k in stopped}
+        for worker, since in self._slept.items():
+            secs = now - since
+            if self._has_finished or worker not in self._seats.staying():
+                self._workers.kill_one(worker)
+            elif secs > faults.FAULT_HEARTBEATS * options.heartbeat_secs:
+                return faults.Fault(worker, f"worker {worker}: stopped (SIGSTOP) for {secs:.0f} s")
         looked_at = {
-            worker: said
+            worker: said and _excused(said, now)
             for worker, said in snapshots.items()
-            if worker not in stopped and (said is not None or self._seats.began[worker] < late)
+            if worker not in stopped
+            and (said is not None or self._seats.began[worker] < now - options.start_secs)
         }
         return super()._fault(looked_at, set())
 
@@ -135,13 +161,23 @@ class Apart(supervisor.Supervisor):
         if seat is None:
             most = self._options.max_workers or self._options.num_workers
             raise ValueError(f"all {most} seats are taken; start the run with more --max_workers")
-        if self._has_finished or self._verdict or self._stop_code:
+        if self._has_finished or self._verdict or self._faults or self._stop_code:
             raise ValueError("the run is at its end")
         if (share := request["cpus"]) is not None:
-            self._shares.give(seat, share)
+            self._shares.give(seat, share, self._seats.start_of)
         elif self._options.cpus:
-            self._shares.give(seat, 1.0)
+            self._shares.give(seat, 1.0, self._seats.start_of)
         for group in self._shares.groups:
             self._guardian.add("control_group", group)
         self._start(seat)
         return f"worker {seat} is started"
+
+
+def _excused(said: beacons.Snapshot, now: float) -> beacons.Snapshot:
+    """What a process said, as if work of its own, which may take its time, had just begun."""
+    busy_secs = float(os.environ.get("HETJAX_BUSY_SECS", place.BUSY_SECS))
+    entries = [
+        e._replace(since=said.alive) if e.phase in _OWN and now - e.since < busy_secs else e
+        for e in said.entries
+    ]
+    return said._replace(entries=tuple(entries))

@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from hetjax.launcher import guardian
@@ -37,10 +37,11 @@ def available_cores() -> list[int]:
     return []
 
 
-def check_shares(shares: Sequence[float], num_cores: int) -> None:
-    """Raises ValueError unless the shares are positive and the cores have room for them."""
+def check_shares(shares: Sequence[float], num_cores: int, empty: Collection[int] = ()) -> None:
+    """Raises ValueError unless the shares are positive and the cores have room for them; but those
+    of `empty` are 0."""
     for index, share in enumerate(shares):
-        if not MIN_SHARE <= share <= num_cores:
+        if index not in empty and not MIN_SHARE <= share <= num_cores:
             raise ValueError(
                 f"the share of worker {index} is {share:g}; it must be from {MIN_SHARE} to "
                 f"{num_cores} cores"
@@ -99,17 +100,23 @@ def pack(
 
 
 def given(
-    shares: Sequence[float], placed: Sequence[tuple[int, ...]], index: int, share: float
+    shares: Sequence[float],
+    placed: Sequence[tuple[int, ...]],
+    index: int,
+    share: float,
+    taken: Collection[int],
 ) -> tuple[list[float], list[tuple[int, ...]]]:
     """The shares with another one at an index, which may be the next, and the cores of each; those
-    of the others, which run on the cores where they are placed, stay.
+    of others that are taken, which run on the cores where they are placed, stay. The rest is 0.
 
     Raises:
         ValueError: there is no room for them.
     """
-    new = [*shares[:index], share, *shares[index + 1 :]]
-    check_shares(new, len(available_cores()) or os.cpu_count() or 1)
-    others = {i: own for i, own in enumerate(placed) if i != index}
+    new = [each if i in taken else 0.0 for i, each in enumerate(shares)]
+    new[index : index + 1] = [share]
+    empty = set(range(len(new))) - {*taken, index}
+    check_shares(new, len(available_cores()) or os.cpu_count() or 1, empty)
+    others = {i: own for i, own in enumerate(placed) if i in taken and i != index}
     return new, pack(new, available_cores(), placed=others)
 
 
@@ -144,8 +151,9 @@ class NoShares:
         """Whether process `index` is stopped and continued as a matter of course."""
         return False
 
-    def give(self, index: int, share: float) -> None:
-        """Holds process `index`, which comes later or in the place of another, to a share.
+    def give(self, index: int, share: float, taken: Collection[int]) -> None:
+        """Holds process `index`, which comes later or in the place of another, to a share; those
+        that run are `taken`.
 
         Raises:
             ValueError: there are not so many cores, or no process is held to a share.
@@ -193,8 +201,8 @@ class ControllerGroups(NoShares):
         else:
             (path / "cpu.max").write_text(f"{round(share * period)} {period}")
 
-    def give(self, index: int, share: float) -> None:
-        self._shares, self._cores = given(self._shares, self._cores, index, share)
+    def give(self, index: int, share: float, taken: Collection[int]) -> None:
+        self._shares, self._cores = given(self._shares, self._cores, index, share, taken)
         self._limit(index)
 
     def confinement(self, index: int) -> Confinement:
@@ -242,8 +250,8 @@ class DutyCycle(NoShares):
         with self._lock:
             self._running.pop(index, None)
 
-    def give(self, index: int, share: float) -> None:
-        self._shares, self._cores = given(self._shares, self._cores, index, share)
+    def give(self, index: int, share: float, taken: Collection[int]) -> None:
+        self._shares, self._cores = given(self._shares, self._cores, index, share, taken)
 
     def stops(self, index: int) -> bool:
         # Affinity alone holds a process to whole cores.

@@ -44,6 +44,7 @@ class Seats:
         self._seats, self._starts = seats, 0
         for each in (directory, directory / "board"):
             each.mkdir(mode=0o700)
+        self._board = files.Files(directory / "board")
         (directory / "roll").write_bytes(bytes(_MOST_STARTS))
         with open(directory / "roll", "r+b") as file:
             self._roll = mmap.mmap(file.fileno(), 0)
@@ -68,7 +69,16 @@ class Seats:
 
     def has_begun(self) -> bool:
         """Whether the workers have decided who begins the run."""
-        return bool(files.Files(self._directory / "board").key_value_dir_get("decision/"))
+        return bool(self._board.key_value_dir_get("decision/"))
+
+    def has_ended(self) -> bool:
+        """Whether the workers have said that all is written."""
+        return bool(self._board.key_value_dir_get("over"))
+
+    def hold_state(self) -> bool:
+        """Whether a member of the last decision runs."""
+        newest, starts = place.newest_on(self._board), self.start_of.values()
+        return newest is not None and any(member.start in starts for member in newest.members)
 
     def free(self) -> int | None:
         """The first free seat."""

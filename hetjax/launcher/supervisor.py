@@ -9,6 +9,7 @@ anything else of it ends. So nobody has to guess whose fault it was.
 
 import contextlib
 import dataclasses
+import itertools
 import pathlib
 import queue
 import signal
@@ -126,6 +127,7 @@ class Supervisor:
     _events: gang.Events
     _cache: pathlib.Path
     _stop_code: int = 0  # not 0: the user or the system asked for the end of the whole run
+    _restarts: int = 0  # so far
 
     @property
     def _look_secs(self) -> float:
@@ -133,19 +135,22 @@ class Supervisor:
 
     def run(self) -> int:
         most = self._options.max_restarts
-        for attempt in range(most + 1):
+        for attempt in itertools.count():
             verdict = self._attempt(attempt)
             if not verdict.restart or self._stop_code:
                 if verdict.cause:
                     self._log.say(verdict.cause)
                 return self._stop_code if verdict.restart else verdict.code
-            if attempt < most:
-                self._log.say(
-                    f"{verdict.cause}; restart {attempt + 1} of {most} from the last checkpoint"
-                )
+            if self._restarts >= most:
+                break
+            self._restarts += 1
+            restart = (
+                f"restart {self._restarts} of {most} from the last checkpoint, if there is one"
+            )
+            self._log.say(f"{verdict.cause}; {restart}")
         self._log.say(
             f"{verdict.cause}; no restart is left of --max_restarts={most}; "
-            "the same command goes on from the last checkpoint"
+            "the same command goes on from the last checkpoint, if there is one"
         )
         return verdict.code
 
@@ -312,8 +317,16 @@ class Supervisor:
             cause += f" (exit code {codes[0]})"
         cause = self._after_a_stop(cause)
         code = told.code if told.code in (BAD_INPUT, INTERRUPTED) else 1
+        if told.words.startswith("raised ValueError") and not self._has_begun():
+            code, cause = BAD_INPUT, f"{cause} (before the first round; nothing is restarted)"
         self._verdict = Verdict(code, cause, restart=code == 1 and not self._stop_code)
         self._set_deadline(self._options.grace_secs, self._workers.kill)
+
+    def _has_begun(self) -> bool:
+        """Whether any worker has begun a round in this attempt."""
+        workers = [int(path.stem.split("-")[1]) for path in self._directory.glob("*.beacon")]
+        told = [said.entries for k in workers if (said := beacons.read(self._directory, k))]
+        return any(entry.round_index is not None for entries in told for entry in entries)
 
     def _look(self, now: float) -> None:
         late_secs = now - self._next_look

@@ -17,6 +17,8 @@ Contributions outlive who wrote them. Who joins gets the state of the round befo
 that decided.
 """
 
+import contextlib
+import pathlib
 import statistics
 import time
 import zlib
@@ -33,6 +35,7 @@ from hetjax.processes import place as place_lib
 from hetjax.processes.place import Decision, Member
 
 _LOST_SECS = 1.0  # after which who waits to be taken in looks whether anybody is left
+_JUDGED = "judged"  # begins the name of a file of who leads, or has led
 _STATE_BYTES = 16  # of the kind of a device, and of a digest
 _ROUNDS = 5  # as many median rounds is nobody late
 
@@ -69,7 +72,7 @@ class Apart(meeting_lib.Meeting):
 
     @property
     def joins(self) -> bool:
-        return self.place.is_newcomer and self.place.last is None
+        return self.place.is_guest
 
     def begins(self, round_index: int | None, point: types.PyTree) -> None:
         self.turn.is_warm_up, self._point = round_index is None, point
@@ -96,10 +99,11 @@ class Apart(meeting_lib.Meeting):
                     break
                 place.wait(place_lib.LOOK_SECS)
         if place.own not in first.members:
-            place.leave(first)
+            place.leave(0)
         absent = sorted(set(range(place.founders)) - {m.seat for m in first.members})
         if absent and place.own == first.members[0]:
-            messages.say(f"the run begins without workers {absent}, which died before")
+            who = ", ".join(map(str, absent))
+            messages.say(f"the run begins without worker {who}: it has ended before")
         place.last = first
         place.wake(first.members)
 
@@ -130,7 +134,7 @@ class Apart(meeting_lib.Meeting):
         decision = self._decision()
         self._rounds = [*self._rounds[-99:], time.monotonic() - began]
         if place.own not in decision.sum or place.own not in decision.members:
-            place.leave(decision)
+            place.leave(number)
         heard = {m: self._heard_of(m, decision) for m in decision.sum}
         self._check(heard)
         self._tell_changes(place.last, decision)
@@ -153,7 +157,7 @@ class Apart(meeting_lib.Meeting):
         told = self._of(member)
         half = told.halves[self.turn.number % 2][: self._num_bytes].copy()
         if not told.has(self.turn.number):
-            self.place.leave(decision)
+            self.place.leave(decision.number)
         return half
 
     def _of(self, member: Member) -> halves.Halves:
@@ -184,15 +188,17 @@ class Apart(meeting_lib.Meeting):
         def due() -> list[Member]:
             return [m for m in members if place.lives(m) and not self.is_ready(m)]
 
+        looked = time.monotonic()
         with waits.Wait("end the round", lambda: {m.seat for m in due()}) as wait:
             while (stands := place.decided(number)) is None:
                 wait.check()
                 now = time.monotonic()
                 others = [m for m in members if m != place.own and place.lives(m)]
                 late = {m for m in others if self.is_late(m, now)}  # one may sleep that is ready
-                newest = place.newest() if late else None
-                if newest is not None and newest.number > number:  # this process has slept
-                    place.leave(newest)
+                if late or now - looked > _LOST_SECS:
+                    newest, looked = place.newest(), now
+                    if newest is not None and newest.number > number:  # this process has slept
+                        place.leave(number)
                 fit = [m for m in members if place.lives(m) and m not in late]
                 if fit[0] == place.own and late.issuperset(due()):
                     stands = place.decide(self._plan())
@@ -214,7 +220,8 @@ class Apart(meeting_lib.Meeting):
         new = [m for m in new if m not in place.last.members]
         number, last = self.turn.number, place.last
         since = last.since if set(ready).issuperset(last.sum) else number
-        return Decision(number, tuple(sorted(ready)), (*stay, *new), place.start, since)
+        donor = place.own if place.own in stay else stay[0]
+        return Decision(number, tuple(sorted(ready)), (*stay, *new), donor.start, since)
 
     def _check(self, heard: Mapping[Member, np.ndarray]) -> None:
         """Compares the digests of what the members made of the round before, on devices of a kind:
@@ -288,7 +295,7 @@ class Apart(meeting_lib.Meeting):
         place = self.place
         place.ask()
         taken, looked = None, time.monotonic()
-        with waits.Wait("take it in", lambda: {m.seat for m in self._holders()}) as wait:
+        with waits.Wait("take it in", lambda: {m.seat for m in self._holders()} or {0}) as wait:
             while True:
                 wait.check()
                 if place.is_over():
@@ -300,7 +307,7 @@ class Apart(meeting_lib.Meeting):
                 if taken is None and place.own in newest.members:
                     taken = newest
                 if taken is None and not asks:  # it slept while it was a member
-                    place.leave(newest)
+                    place.leave(newest.number)
                 if taken is not None:
                     path = place.directory / f"state.{taken.number}"
                     if path.exists():
@@ -321,7 +328,8 @@ class Apart(meeting_lib.Meeting):
         except EOFError:
             place.end(place_lib.REMOVED, "was handed no state, for which there is no room")
         except FileNotFoundError:  # it slept: the others have put it away
-            place.leave(place.newest() or taken)
+            place.leave(taken.number + 1)
+        place.forget([place.own])  # who decided may have died before it did
         place.last, self.turn.number = taken, taken.number + 1
         return found
 
@@ -330,6 +338,31 @@ class Apart(meeting_lib.Meeting):
         newest = self.place.newest()
         members = [] if newest is None else set(newest.members) - set(newest.joining)
         return [m for m in members if self.place.lives(m)]
+
+    def keep(self, arrays: dict[str, np.ndarray], about: dict[str, Any]) -> None:
+        place = self.place
+        try:
+            path = place.directory / f"{_JUDGED}.{place.start}"
+            handing.write(path, arrays, about | {"number": self.turn.number})
+        except OSError as error:
+            messages.say(f"who leads next will not know the best: {path}: {error.strerror}")
+            return
+        for path in self._judged():
+            start = int(path.suffix[1:])
+            if start != place.start and not place.lives(Member(-1, start)):
+                path.unlink(missing_ok=True)
+
+    def kept(self) -> tuple[dict[str, np.ndarray], dict[str, Any]] | None:
+        found = []
+        for path in self._judged():
+            with contextlib.suppress(FileNotFoundError):
+                found.append(handing.read(path))
+        return max(found, key=lambda each: each[1]["number"], default=None)
+
+    def _judged(self) -> list[pathlib.Path]:
+        """The files of who leads or has led, whole ones."""
+        found = self.place.directory.glob(f"{_JUDGED}.*")
+        return [path for path in found if path.suffix[1:].isdecimal()]
 
     def outlives_leader(self) -> bool:
         place = self.place

@@ -21,6 +21,7 @@ from hetjax.processes import meeting as meeting_lib
 from hetjax.processes import place as place_lib
 from hetjax.processes.place import Member
 
+_USUAL_SECS = 0.25  # who adds longer than this sleeps
 _OWN = "own"  # what a process contributes
 
 
@@ -118,6 +119,7 @@ class ApartSums(meeting_lib.Sums):
         place, number = self._place, self._turn.number
         assert place.last is not None
         members, added = place.last.sum, f"{place.last.since}-added"
+        self.has_waited = False
         adder = min(members, key=lambda m: (host_secs[m.seat] == 0, host_secs[m.seat]))
         if adder == place.own:
             shown = self._halves(added, adder)
@@ -147,7 +149,7 @@ class ApartSums(meeting_lib.Sums):
             shared_sums.add_up([self._vector(each.halves[number % 2]) for each in own], total)
             if all(each.has(number) for each in own):
                 return
-        place.leave(place.newest() or place.last)
+        place.leave(number)
 
     def _wait_for(self, adder: Member, added: str) -> halves.Halves | None:
         """Where a member has added; None where it is dead or late."""
@@ -155,6 +157,7 @@ class ApartSums(meeting_lib.Sums):
         with waits.Wait("add up the sums", lambda: [adder.seat]) as wait:
             while True:
                 lives, now = place.lives(adder), time.monotonic()
+                self.has_waited = now - since > _USUAL_SECS
                 with contextlib.suppress(FileNotFoundError):
                     if (theirs := self._halves(added, adder)).has(self._turn.number):
                         return theirs

@@ -29,6 +29,7 @@ PHASES = (
     "done",
 )
 WRITES_PER_HEARTBEAT = 8
+_MOST_SECS = 2.5  # between two of them: in a run apart the others take who is silent as late
 # A file has two places, written in turn. So one of them is whole at any time.
 _PLACE_BYTES = 1 << 20
 
@@ -91,7 +92,7 @@ class _Writer(Beacons):
         super().__init__()
         self._file = open(path(directory, process), "wb", buffering=0)  # noqa: SIM115
         self._num_written = 0
-        self._period_secs = heartbeat_secs / WRITES_PER_HEARTBEAT
+        self._period_secs = min(heartbeat_secs / WRITES_PER_HEARTBEAT, _MOST_SECS)
         self._closed = False
         self._wake = threading.Event()
         self._stack_file = open(stack_path(directory, process), "w")  # noqa: SIM115

@@ -31,16 +31,21 @@ class Files:
 
         Raises:
             FileExistsError: it is set, and may not be overwritten.
+            OSError: there is no room in the directory, or it is gone.
         """
         new = self._directory / f".{os.getpid()}.{next(_numbers)}"
-        new.write_text(text)
-        if allow_overwrite:
-            new.replace(self._path(key))
-            return
         try:
-            os.link(new, self._path(key))
+            new.write_text(text)
+            if allow_overwrite:
+                new.replace(self._path(key))
+            else:
+                os.link(new, self._path(key))
+        except FileExistsError:
+            raise
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(self._directory)) from None
         finally:
-            new.unlink()
+            new.unlink(missing_ok=True)
 
     def key_value_try_get(self, key: str) -> str:
         """Its text.

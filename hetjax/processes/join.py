@@ -259,10 +259,12 @@ def leads() -> bool:
     """Whether this process writes what its run leaves: the only one, process 0 of several.
 
     In a run apart (`--runtime=apart`) the first worker that lives, once the run has begun. A
-    newcomer does not.
+    newcomer does not. Before this process has joined, the launcher has said which it is.
     """
-    own = place.own()
-    return board_lib.runtime().process_id == 0 if own is None else own.leads
+    if (own := place.own()) is not None:
+        return own.leads
+    started_as = {os.environ.get(f"HETJAX_{name}", "0") for name in ("PROCESS_ID", "START")}
+    return board_lib.runtime().process_id == 0 and started_as == {"0"}
 
 
 def find_port(host: str, port: int = 0) -> int:

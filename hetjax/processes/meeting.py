@@ -18,6 +18,9 @@ class Sums:
     meet_before = False
     """Whether the sums are complete when the sync phase begins, which then waits for nobody."""
 
+    has_waited = False
+    """Whether the last sums came late, for whoever was to add them slept: time of nobody else."""
+
     totals: Callable | None = None
     """`(contributed, metrics) -> (sums, weight)`, traceable: what the sync phase makes of the
     result of `total`. None: the sync phase sums by itself."""
@@ -115,6 +118,13 @@ class Meeting:
     def take_in(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         """Waits until this newcomer is a member; what it is handed, as `hand_on` was given it."""
         raise NotImplementedError
+
+    def keep(self, arrays: dict[str, np.ndarray], about: dict[str, Any]) -> None:
+        """Keeps what this process, which leads, has judged, for who leads after it."""
+
+    def kept(self) -> tuple[dict[str, np.ndarray], dict[str, Any]] | None:
+        """What whoever led last has kept (`keep`); None: nothing."""
+        return None
 
     def outlives_leader(self) -> bool:
         """Waits, after the last round, until all that the run leaves is written.

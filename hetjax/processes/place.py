@@ -23,6 +23,7 @@ from hetjax.processes import beacons, files
 
 LEFT_OUT, REMOVED = 75, 76  # exit codes: to be started anew; its seat is empty now
 OWN_WORK = ("starting", "evaluating", "reporting", "checkpointing")
+LATE_SECS, BUSY_SECS = 10.0, 600.0  # unless `HETJAX_LATE_SECS`, `HETJAX_BUSY_SECS` say otherwise
 LOOK_SECS = 0.02  # a wake may be lost
 FIRST = -1  # the decision that says who begins
 RUNS, OVER, ASKED_TO_LEAVE = 1, 2, 3  # in `roll`, of a start; 0: there is none
@@ -78,8 +79,8 @@ class Place:
         seats: int,
         founders: int,
         beacons: pathlib.Path,
-        late_secs: float = 10.0,
-        busy_secs: float = 600.0,
+        late_secs: float = LATE_SECS,
+        busy_secs: float = BUSY_SECS,
     ) -> None:
         self.directory, self.start, self._beacons = directory, start, beacons
         self.process_id, self.num_processes, self.founders = seat, seats, founders
@@ -99,6 +100,11 @@ class Place:
     @property
     def own(self) -> Member:
         return Member(self.process_id, self.start)
+
+    @property
+    def is_guest(self) -> bool:
+        """Whether it has come to a run that goes on, and is no member yet."""
+        return self.is_newcomer and self.last is None
 
     @property
     def leads(self) -> bool:
@@ -162,9 +168,7 @@ class Place:
 
     def newest(self) -> Decision | None:
         """The last that was decided; older ones than a few are gone."""
-        texts = [text for _, text in self.client.key_value_dir_get("decision/")]
-        found = map(decision_of, map(json.loads, texts))
-        return max(found, key=lambda decision: decision.number, default=None)
+        return newest_on(self.client)
 
     def decide(self, decision: Decision) -> Decision:
         """Sets the decision of a round, unless another stands; returns what stands."""
@@ -177,7 +181,7 @@ class Place:
         newest = self.newest()
         assert newest is not None
         if newest.number > number:  # what stood is gone: this process slept
-            self.leave(newest)
+            self.leave(number)
         self.client.key_value_delete(f"decision/{number - _KEPT}")
         return decision
 
@@ -204,11 +208,11 @@ class Place:
         if self.last is not None:
             self.wake(self.last.members)
 
-    def leave(self, decision: Decision) -> NoReturn:
-        """Ends this process, which a decision has left out: to begin anew, or as it was asked."""
+    def leave(self, number: int) -> NoReturn:
+        """Ends this process, which others have left out of a round: to begin anew, or as asked."""
         if self.is_asked_to_leave(self.own):
             self.end(REMOVED, "leaves, as it was asked to")
-        self.end(LEFT_OUT, f"was late and is left out of round {decision.number}; it begins anew")
+        self.end(LEFT_OUT, f"was late in round {number} and is left out; it begins anew")
 
     def end(self, code: int, words: str) -> NoReturn:
         """Ends this process at once; the others go on."""
@@ -245,6 +249,13 @@ def decision_of(plain: Sequence[Any]) -> Decision:
     return Decision(number, in_sum, members, *more)
 
 
+def newest_on(board: files.Files) -> Decision | None:
+    """The last decision on a board."""
+    texts = [text for _, text in board.key_value_dir_get("decision/")]
+    found = map(decision_of, map(json.loads, texts))
+    return max(found, key=lambda decision: decision.number, default=None)
+
+
 def of_environment() -> Place | None:
     """The place that the launcher gave this process; None where the run is not apart.
 
@@ -252,7 +263,10 @@ def of_environment() -> Place | None:
         ValueError: another than the launcher says that it is.
     """
     global _own
-    if _own is None and os.environ.get("HETJAX_RUNTIME") == "apart":
+    runtime = os.environ.get("HETJAX_RUNTIME", "joined")
+    if runtime not in ("joined", "apart"):
+        raise ValueError(f"HETJAX_RUNTIME={runtime}: must be joined or apart")
+    if _own is None and runtime == "apart":
         if "HETJAX_RUN" not in os.environ:
             raise ValueError(
                 "HETJAX_RUNTIME=apart: only the launcher starts such runs: python -m hetjax.launch "
@@ -270,8 +284,8 @@ def of_environment() -> Place | None:
             seats=seats,
             founders=founders,
             beacons=pathlib.Path(os.environ["HETJAX_BEACONS"]),
-            late_secs=float(os.environ.get("HETJAX_LATE_SECS", 10)),
-            busy_secs=float(os.environ.get("HETJAX_BUSY_SECS", 600)),
+            late_secs=float(os.environ.get("HETJAX_LATE_SECS", LATE_SECS)),
+            busy_secs=float(os.environ.get("HETJAX_BUSY_SECS", BUSY_SECS)),
         )
     return _own
 

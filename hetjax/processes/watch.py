@@ -147,6 +147,8 @@ class Watch:
     def left(self, error: BaseException) -> None:
         """Tells that this process has left a round, where the others may wait for it."""
         self._is_unwinding = True
+        if (own := place.own()) is not None and own.is_guest:
+            return  # nobody waits for it
         if self._end is None and self._left_by is not error and not is_loss(error):
             self._left_by, self._reason = error, endings.of_error(self._process, error)
             self._say_left()
@@ -177,6 +179,7 @@ class Watch:
         elif self._end_of_others() is None:  # else it was said in words who has ended, and how
             first_line = (str(error).splitlines() or [kind.__name__])[0]
             messages.say(f"process {self._process} has lost the others: {first_line}")
+        _end_as_guest(endings.of_error(self._process, error).words)
         self._fail(error)
 
     def _fail(self, error: BaseException) -> None:
@@ -212,6 +215,7 @@ class Watch:
         """Called before JAX's own exit, which may wait for the others only if they will come."""
         if os.getpid() != self._pid:
             return
+        _end_as_guest("has come to its exit")
         error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
         if error is not None and sys.excepthook != self._uncaught:
             self._fail(error)  # another hook is in the place of ours, so nobody has heard of it
@@ -342,6 +346,12 @@ class Watch:
             with contextlib.suppress(Exception):
                 stream.flush()
         os._exit(1 if self._end is None else self._end.code)
+
+
+def _end_as_guest(words: str) -> None:
+    """Ends this process at once if the run goes on without it, since it has not joined yet."""
+    if (own := place.own()) is not None and own.is_guest:
+        own.end(place.REMOVED, f"{words}, before it had joined; the others go on")
 
 
 def _after(secs: float, action: Callable[[], None]) -> None:

@@ -61,9 +61,17 @@ class Summary:
         """Goes on from `save`, as a checkpoint has it."""
         saved = about["summary"]
         self.clock, self._earlier_secs = saved["clock"], saved["wall_secs"]
+        self.take_judged(saved)
+        self._resumed = saved["resumed"]
+        if "saved" in about:  # in a checkpoint
+            self._resumed = [*self._resumed, {"round": about["rounds"], "saved": about["saved"]}]
+        else:  # by a process that goes on, while this one began
+            self._earlier_secs -= time.perf_counter() - self._started
+
+    def take_judged(self, saved: Mapping[str, Any]) -> dict[str, float]:
+        """What was evaluated, from `save`; returns what last."""
         self._eval, self._best = _numbers(saved["eval"]), _numbers(saved["best"])
-        went_on = {"round": about["rounds"], "saved": about["saved"]}
-        self._resumed = [*saved["resumed"], went_on]
+        return self._eval
 
     @property
     def judges_average(self) -> bool:

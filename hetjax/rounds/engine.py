@@ -224,6 +224,7 @@ class Engine:
         """
         rounds = run_state.check_state(state, self)
         setup = self.setup
+        self.beacons.at("waiting")
         setup.company.meeting.meets()
         setup.feed.compare(setup.stream.epoch(rounds.stream))
         began = time.perf_counter()
@@ -337,6 +338,8 @@ class Engine:
             work, request, metrics = setup.company.gather(contributed, work, *told)
             clock.stamp("gathered")
             contributed = own.sums.total(contributed, work.host_secs)  # all have posted
+            if own.sums.has_waited:
+                clock.stamp("gathered")
             done = lambda: work  # noqa: E731
 
         def timed() -> types.Work:

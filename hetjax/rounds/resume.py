@@ -44,12 +44,32 @@ def to_arrays(
         if _are_equal(rows):
             rows = jax.tree.map(lambda leaf: leaf[:1], rows)
         arrays |= leaves.flatten(rows, name)
-    arrays |= rounds_to_arrays(state.rounds)
-    if best is not None:
-        model = best if isinstance(best, types.Model) else types.Model(best, ())
-        arrays |= leaves.flatten(model.params, "best_params")
-        arrays |= leaves.flatten(model.state, "best_model_state")
-    return arrays
+    return arrays | rounds_to_arrays(state.rounds) | best_to_arrays(best)
+
+
+def best_to_arrays(best: types.PyTree) -> dict[str, np.ndarray]:
+    """The best parameters, or the best `Model`, by name; None: there are none."""
+    model = best if isinstance(best, types.Model) else types.Model(best, ())
+    return {
+        **leaves.flatten(model.params, "best_params"),
+        **leaves.flatten(model.state, "best_model_state"),
+    }
+
+
+def best_from_arrays(
+    arrays: dict[str, np.ndarray], train: types.TrainState, setup: setup_lib.Setup
+) -> types.PyTree:
+    """What `best_to_arrays` was given.
+
+    Args:
+        arrays: where it is among others.
+        train: of one worker, on the host; the best is of the same structure.
+        setup: of the run.
+    """
+    best = leaves.unflatten(train.params, arrays, "best_params")
+    if not setup.is_stateful:
+        return best
+    return types.Model(best, leaves.unflatten(train.model_state, arrays, "best_model_state"))
 
 
 def rounds_to_arrays(rounds: run_state.RoundsState) -> dict[str, np.ndarray]:
@@ -188,12 +208,7 @@ def from_arrays(
         same_shapes = jax.tree.map(np.shape, found) == jax.tree.map(np.shape, like)
         kept[name] = found if same_shapes else like
     train = mesh_lib.place(rows._replace(**kept), setup.where.mesh)
-    best = None
-    if saved.about["has_best"]:
-        best = leaves.unflatten(one.params, arrays, "best_params")
-        if setup.is_stateful:
-            found = leaves.unflatten(one.model_state, arrays, "best_model_state")
-            best = types.Model(best, found)
+    best = best_from_arrays(arrays, one, setup) if saved.about["has_best"] else None
     rounds = rounds_from_arrays(saved, fresh.rounds, setup)
     return fresh._replace(train=train, rounds=rounds), best
 

@@ -6,7 +6,6 @@ lines and checkpoints, and writes the files however the run ends.
 """
 
 import contextlib
-import functools
 import operator
 import pathlib
 import signal
@@ -31,6 +30,9 @@ _ASK_OF_SIGNAL = {
     signal.SIGINT: gathering.Request.END_BY_SIGINT,
     signal.SIGTERM: gathering.Request.END_BY_SIGTERM,
 }
+_AGAIN_SECS = (
+    5.0  # of lines that a writer gets again, since that of the process before may lack them
+)
 _SIGNALS = {
     gathering.Request.END_BY_SIGTERM: "SIGTERM",
     gathering.Request.END_BY_SIGINT: "SIGINT",
@@ -97,13 +99,16 @@ class Driver:
         else:
             task.go_on(start.saved, lines, later)
             task.summary.stopped_by = start.stopped_by
-        told_of = writer_records.RunInfo(
-            task.recorded, directory, task.steps_done, tuple(task.evaluate.names)
-        )
+        told_of = self._told_of(task.steps_done)
         self._callbacks = callbacks_lib.Callbacks([*callbacks, *hearing.callbacks(told_of)])
-        self._begin_writers = functools.partial(background.Background, writers, told_of)
-        self._writers = self._begin_writers() if self._leads else background.Background((), told_of)
+        self._given_writers = writers
+        self._writers = background.Background(writers if self._leads else (), told_of)
         stack.callback(lambda: self._writers.close("interrupted"))  # where nothing has closed them
+
+    def _told_of(self, first_step: int) -> writer_records.RunInfo:
+        """What writers know of the run, of which they get the lines from a step on."""
+        sets = tuple(self._task.evaluate.names)
+        return writer_records.RunInfo(self._task.recorded, self._directory, first_step, sets)
 
     def _start(self, resume: bool | str) -> tuple[keeper.Start, dict[str, list[workdir.Line]], int]:
         """Where the run begins, the lines of the steps that are done, and as of `_lines`."""
@@ -111,9 +116,10 @@ class Driver:
         self._fingerprint: dict[str, Any] = {}
         if setup.company.meeting.joins:
             task.begin()  # compiles, before anybody waits for this process
+            setup.company.beacons.at("waiting")
             arrays, about = setup.company.meeting.take_in()
             saved = checkpoint.Saved(about["rounds"], arrays, about)
-            return keeper.Start(saved), about.pop("lines"), 0
+            return keeper.Start(saved, about["stopped_by"]), about.pop("lines"), 0
         if directory is None:
             return keeper.Start(), *_lines(task, directory, keeper.Start())
         if setup.where.leads:
@@ -148,6 +154,7 @@ class Driver:
     def _take_over(self) -> None:
         """Leads from now on, in the place of a process that is gone; has each step's line once."""
         task, lines, directory = self._task, self._recorder.lines, self._directory
+        task.setup.company.beacons.at("checkpointing", task.steps_done)
         messages.say(
             f"worker {task.setup.where.own[0]} leads from {task.unit} {task.steps_done} on; its "
             "callbacks begin now"
@@ -158,15 +165,26 @@ class Driver:
             for name, file in task.files.items():
                 own, (written, _) = lines[name], workdir.whole_lines(directory / file)
                 lines[name] = [*written[: len(own)], *own[len(written) :]]
+        task.takes_judged(lines["metrics"])
         self._recorder.close()
         self._open(lines)
-        self._writers = self._begin_writers()
+        again = [
+            line
+            for line in lines["metrics"]
+            if task.summary.clock - line["start_secs"] < _AGAIN_SECS
+        ]
+        told_of = self._told_of(again[0][task.number] if again else task.steps_done)
+        self._writers = background.Background(self._given_writers, told_of)
+        for line in again:
+            self._writers.put(line)
 
     def _hand_on(self) -> None:
         """Hands the run as it is to who has just become a member."""
         self._task.settle()
         self._report()
+        self._task.setup.company.beacons.at("checkpointing", self._task.steps_done)
         arrays, about = self._saved()
+        del about["saved"]  # it is no checkpoint
         self._task.setup.company.meeting.hand_on(arrays, about | {"lines": self._recorder.lines})
 
     def _bar(self) -> Any:
@@ -187,8 +205,11 @@ class Driver:
                     with watch.taking_part():
                         self._asked |= task.step(self._ask, self._report)
                         self._after_step()
-                if not self._leads and task.setup.company.meeting.outlives_leader():
-                    self._take_over()
+                if not self._leads:
+                    if task.setup.company.meeting.outlives_leader():
+                        self._take_over()
+                    else:
+                        task.takes_judged(self._recorder.lines["metrics"])
                 if not self._by_signal:
                     task.measure_at_end()
                 with watch.taking_part():
@@ -302,6 +323,7 @@ class Driver:
         self._ask()
         task.setup.company.beacons.at("checkpointing", task.steps_done)
         self._keeper.save(*self._saved())
+        task.setup.company.beacons.at("waiting", task.steps_done)
 
     def _saved(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         """All that the run goes on from, and what is said of it."""

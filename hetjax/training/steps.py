@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -144,7 +144,9 @@ class Training(task_lib.Task):
         """Evaluates the model as it is; the run's clock stands still meanwhile."""
         self._evaluated_at = self.steps_done
         average = self._average()
-        values = self.evaluate(model, after=f"{self._evaluated_at} rounds", average=average)
+        values: dict[str, float] = {}
+        if self.evaluate:
+            values = self.evaluate(model, after=f"{self._evaluated_at} rounds", average=average)
         if not self.setup.methods.reducer.keeps_replicas_equal:
             values |= self._worst()
         if not self.evaluate:
@@ -152,6 +154,30 @@ class Training(task_lib.Task):
         self._measured["eval"] = values
         if self.summary.evaluated(values):
             self.best = jax.device_get(average if self.summary.judges_average else model)
+        about = {"summary": self.summary.save(), "evaluated_at": self._evaluated_at}
+        self.setup.company.meeting.keep(resume.best_to_arrays(self.best), about)
+
+    def takes_judged(self, lines: Sequence[workdir.Line]) -> None:
+        """Also evaluates what its predecessor died over; its line is that of the newest round."""
+        due_at, kept = self._evaluated_at, self.setup.company.meeting.kept()
+        if kept is None and not self.evaluate:
+            return
+        self._evaluated_at = -1
+        if kept is not None:
+            arrays, about = kept
+            values = self.summary.take_judged(about["summary"])
+            self._evaluated_at = about["evaluated_at"]
+            if arrays:
+                train = jax.device_get(mesh_lib.own_row(self.state.train))
+                self.best = resume.best_from_arrays(arrays, train, self.setup)
+            if 0 < self._evaluated_at <= len(lines):  # who evaluated may not have written it
+                line = types.from_plain(lines[self._evaluated_at - 1])
+                line = dataclasses.replace(line, eval=values)
+                lines[self._evaluated_at - 1].update(line.to_plain())
+            elif self._evaluated_at == self.steps_done:
+                self._measured["eval"] = values
+        if self.evaluate and due_at > self._evaluated_at and self._pending is not None:
+            self._evaluate_between_epochs()
 
     def _average(self) -> types.PyTree:
         """As `Run.model`: by `ema`; None where there is none. All processes call it."""

@@ -1,5 +1,6 @@
 """Workers that come and go one by one: what the launcher says, starts and writes into the roll."""
 
+import json
 import os
 import pathlib
 import re
@@ -11,6 +12,7 @@ import pytest
 from hetjax import launch as launcher
 from hetjax.launcher import apart as apart_lib
 from hetjax.launcher import seats
+from hetjax.processes import files
 from tests.launcher import launches
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
@@ -42,7 +44,17 @@ class Apart:
     def roll(self, attempt=0):
         return (self.run / str(attempt) / "roll").read_bytes().rstrip(b"\0")
 
-    def finish(self, start, code=0):
+    def decides(self, *starts):
+        """Writes that these, each in the seat of its number, begin the run."""
+        self.seats(len(starts))
+        members = [(start, start) for start in starts]
+        board = files.Files(self.run / "0" / "board")
+        board.key_value_set("decision/-1", json.dumps([-1, [], members, -1]))
+
+    def finish(self, start, code=0, *, over=True):
+        if code == 0 and over:
+            for board in self.run.glob("*/board"):
+                (board / "over").touch()
         new = self.launch.beacons / "new"
         new.write_text(str(code))
         new.rename(self.launch.beacons / f"code-{start}")
@@ -136,10 +148,57 @@ def test_seats_stay_empty_when_the_restarts_are_spent(apart):
     assert run.end(0) == 0
 
 
+def test_who_ends_early_or_aborts_is_not_the_end_of_all(apart):
+    run = apart("--workers=3")
+    run.decides(0, 1, 2)
+    run.finish(0, over=False)
+    run.says("worker 0 ended before the run, without a fault; its seat is empty")
+    os.kill(run.launch.pids(3)[1], signal.SIGABRT)
+    run.says("worker 1 ended by SIGABRT; the others go on; restart 1 of 3")
+    run.seats(4)
+    assert run.roll() == bytes([2, 2, 1, 1])
+    assert run.end(2, 3) == 0
+
+
+def test_who_is_killed_when_it_is_to_leave_does_not_come_back(apart):
+    run = apart(
+        "--workers=2", program=SAYS + "go_on = lambda: wait_for(told('no').exists)\ngo_on()"
+    )
+    run.seats(2)
+    assert launcher.main([f"--remove={run.run}:1"]) == 0
+    os.kill(run.launch.pids(2)[1], signal.SIGKILL)
+    run.says("worker 1 has left; its seat is empty")
+    os.kill(run.launch.pids(2)[0], signal.SIGTERM)
+    run.says("worker 0 ended by SIGTERM; the others go on; restart 1 of 3")
+    run.launch.send(signal.SIGTERM)
+    assert run.launch.end() == 143
+
+
+def test_where_nobody_has_the_state_all_begin_again(apart):
+    run = apart("--workers=2", "--max_restarts=3")
+    run.decides(0, 1)
+    os.kill(run.launch.pids(2)[1], signal.SIGKILL)
+    run.says("worker 1 ended by SIGKILL; the others go on; restart 1 of 3")
+    run.seats(3)
+    os.kill(run.launch.pids(2)[0], signal.SIGKILL)
+    run.says("worker 0 ended by SIGKILL; restart 2 of 3 from the last checkpoint")
+    run.launch.wait_for(rf"start \d of {run.run}/1", 2)
+    assert run.end(0, 1) == 0
+
+
+def test_who_is_stopped_for_long_is_killed(apart):
+    run = apart("--workers=2", f"--heartbeat_secs={launches.HEARTBEAT_SECS}", "--start_secs=inf")
+    os.kill(run.launch.pids(2)[1], signal.SIGSTOP)
+    run.says("hung: worker 1: stopped (SIGSTOP) for")
+    run.says("worker 1 ended by SIGKILL; the others go on; restart 1 of 3")
+    run.seats(3)
+    assert run.end(0, 2) == 0
+
+
 @pytest.mark.parametrize(
     ("end", "said"),
     [
-        ("endings.write(told('.'), 1, endings.of_error(1, ValueError('x')))", "raised ValueError"),
+        ("endings.write(told('.'), 1, endings.of_error(1, KeyError('x')))", "raised KeyError"),
         ("", "ended with exit code 5"),
     ],
 )
@@ -169,6 +228,7 @@ GOOD = ["--workers=2", "--", sys.executable, "-c", "pass"]
         (["--runtime=apart", "--max_workers=1", *GOOD], "--max_workers=1: must be at least"),
         (["--add=/no/run"], "/no/run: there is no such run, or it has ended"),
         (["--remove=/no/run"], "--remove=/no/run: must be RUNDIR:WORKER"),
+        (["--workers=0", "--", "python", "train.py", "--address=x"], "--workers=0: must be 1"),
     ],
 )
 def test_messages(arguments, message, capsys):

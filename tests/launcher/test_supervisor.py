@@ -115,11 +115,11 @@ def test_a_worker_that_told_of_its_raise_is_named_while_it_still_runs(launch):
         TOLD
         + """
 def broken():
-    raise ValueError("no such file")
+    raise OSError("no such file")
 if attempt == 0 and worker == 1:
     try:
         broken()
-    except ValueError as error:
+    except OSError as error:
         tell(error)
     wait_for(told("named").exists)
     sys.exit(1)
@@ -129,12 +129,12 @@ if attempt == 0:
 """
     )
     run = launch(program, "--workers=3", settle_secs=launches.PATIENCE_SECS)
-    run.wait_for("hetjax.launch: worker 1 raised ValueError: no such file:")
+    run.wait_for("hetjax.launch: worker 1 raised OSError: no such file:")
     run.wait_for("hetjax.launch:     File .*, in broken")
-    run.wait_for("hetjax.launch:   ValueError: no such file")
+    run.wait_for("hetjax.launch:   OSError: no such file")
     (run.beacons / "named").touch()
     assert run.end() == 0
-    assert "worker 1 raised ValueError: no such file; restart 1 of 3 from the las" in run.text()
+    assert "worker 1 raised OSError: no such file; restart 1 of 3 from the las" in run.text()
     assert run.text().count("restart") == 1
 
 

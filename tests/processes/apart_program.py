@@ -38,9 +38,14 @@ def problem(secs=0.0):
     return loss_fn, data
 
 
-def fit(*, secs=0.0, raises_at=-1, **fields):
-    """The run; a callback raises at a round."""
+def fit(*, secs=0.0, raises_at=-1, evaluates=False, writes=False, **fields):
+    """The run; a callback raises at a round. The worst evaluation is the best, so that an early one
+    is; lines go into a table."""
     loss_fn, data = problem(secs)
+    if evaluates:
+        fields |= {"eval_source": data, "best_by": "loss", "best_mode": "max"}
+    if writes:
+        fields["writers"] = [hetjax.writers.csv()]
 
     def callback(report):
         if report.round == raises_at:
@@ -73,5 +78,8 @@ if __name__ == "__main__":
         "params": [float(x).hex() for x in result.params],
         "missing": result.summary["examples_missing"],
         "duplicated": result.summary["examples_duplicated"],
+        "best": [float(x).hex() for x in result.best_params],
+        "judged": {k: v for k, v in result.summary.items() if "test_" in k},
+        "resumed": result.summary.get("resumed"),
     }
     print("result", json.dumps(told))
