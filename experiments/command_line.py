@@ -9,12 +9,14 @@ import difflib
 import re
 import sys
 import textwrap
-from collections.abc import Iterator, Sequence
-from typing import NoReturn
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NoReturn
 
 from absl import flags
 
-from hetjax.config import fields
+from experiments import option_tables
+from hetjax.config import fields, kinds
+from hetjax.parts import options
 from hetjax.zoo import config
 
 MISTAKE = 2
@@ -65,7 +67,7 @@ def fields_help(prefix: str, of: type = config.ExperimentConfig) -> str:
     """A line or two for each field of a configuration, which is set by `PREFIXfield=value`."""
     lines = [
         _line(f"{prefix}{name}={default}", "; ".join(filter(None, [says, allowed])))
-        for name, default, says, allowed in fields.rows(of)
+        for name, default, says, allowed in option_tables.rows_of_fields(of)
     ]
     title = f"Fields of the configuration, {prefix}FIELD=VALUE, with their defaults:"
     return f"{title}\n\n" + "\n".join(lines)
@@ -141,3 +143,45 @@ def _fields_like(name: str, of: type) -> tuple[list[str], bool]:
 
 def _is_like_a_flag(name: str, flag_values: flags.FlagValues) -> bool:
     return bool(difflib.get_close_matches(name, list(flag_values), n=1, cutoff=0.7))
+
+
+def read_field(parent: type, name: str, text: str) -> Any:
+    """What a text of the command line means, as the declaration of the field says."""
+    option = dict(fields.leaves(parent)).get(name)
+    return options.literal(text) if option is None else option.rule.read(text)
+
+
+def overridden(
+    parent: type, config: Mapping[str, Any], given: Iterable[tuple[str, Any]]
+) -> dict[str, Any]:
+    """A configuration with other values of some fields.
+
+    Args:
+        parent: its dataclass.
+        config: nested values.
+        given: dotted names, and values; `arguments` are all options of a part.
+
+    Raises:
+        ValueError: a field is unknown, or a value is not allowed; a line for each.
+    """
+    errors: list[str] = []
+    found = dict(config)
+    for name, value in given:
+        group, _, last = name.rpartition(".")
+        if last == kinds.ARGUMENTS and group in kinds.KINDS.keys() & found.keys():
+            own = fields.declared(fields.declared(parent)[group])
+            kept = found[group].keys() & own.keys() - {last}
+            found[group] = {field: found[group][field] for field in kept}
+        for part in reversed(name.split(".")):
+            value = {part: value}
+        fields.parse_group(parent, value, "", errors)
+        found = _merged(found, value)
+    if errors:
+        raise ValueError("\n".join(errors))
+    return found
+
+
+def _merged(config: Any, over: Any) -> Any:
+    if not isinstance(config, Mapping) or not isinstance(over, Mapping):
+        return over
+    return {**config, **{name: _merged(config.get(name), value) for name, value in over.items()}}

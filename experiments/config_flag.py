@@ -21,6 +21,7 @@ import ml_collections
 from absl import flags
 
 from experiments import command_line
+from hetjax import parts
 from hetjax.config import fields, kinds
 from hetjax.zoo import config, datasets
 
@@ -161,7 +162,7 @@ def _taken_apart(argv: Sequence[str], of: type) -> tuple[list[str], list[tuple[s
                 continue
             if text is None and not no:
                 text = next(words, None)
-            given.append((name, None if text is None else fields.read(of, name, text)))
+            given.append((name, None if text is None else command_line.read_field(of, name, text)))
     return rest, given
 
 
@@ -174,7 +175,7 @@ def _check_order(argv: Sequence[str]) -> None:
 def _read(schema: Schema, path: str, given: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     """The file with the fields that are given beside it."""
     loaded = schema.load(path)
-    overridden = fields.overridden(schema.fields, loaded.to_dict(), given)
+    overridden = command_line.overridden(schema.fields, loaded.to_dict(), given)
     if lines := list(schema.contradictions(loaded, dict(given))):
         raise ValueError("\n".join(lines))
     return overridden
@@ -192,7 +193,10 @@ def _of_other_parts(loaded: ml_collections.ConfigDict, given: Mapping[str, Any])
         name = given.get(f"{group}.{kind.key}", loaded[group][kind.key])
         mine = [n.removeprefix(f"{group}.") for n in sorted(given) if n.startswith(f"{group}.")]
         mine = [option for option in mine if option not in own]
-        yield from kinds.wrong_options(group, name, mine, own=own)
+        known = parts.options_of(kinds.factory_of(group, name)) if mine else ()
+        for option in mine:
+            if option not in known:
+                yield kinds.no_such_option(group, name, option, own=own)
 
 
 def _of_other_data(name: str, given: Mapping[str, Any]) -> Iterator[str]:

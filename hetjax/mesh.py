@@ -93,9 +93,8 @@ def _keep_freed_memory() -> None:
 
     Does nothing without glibc, or if the environment tells malloc what to do.
     """
-    if not sys.platform.startswith("linux") or "glibc.malloc" in os.environ.get(
-        "GLIBC_TUNABLES", ""
-    ):
+    tunables = os.environ.get("GLIBC_TUNABLES", "")
+    if not sys.platform.startswith("linux") or "glibc.malloc" in tunables:
         return
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:

@@ -67,15 +67,15 @@ class Simulation(NamedTuple):
 
     def _repr_html_(self) -> str:
         """What a notebook shows: the rounds' times, who waits, and what each worker did."""
-        from hetjax.report import cards
+        from hetjax.report import cards, simulation
 
         rounds = zip(self.round_secs, self.waiting_fraction, strict=True)
         history = [
             {"round": i, "round_secs": float(secs), "waiting_fraction": float(waiting)}
             for i, (secs, waiting) in enumerate(rounds)
         ]
-        done = self.worker_microbatches
-        return cards.of_simulation("Simulation", self._rows(), history=history, microbatches=done)
+        pictures = simulation.draw(history, self.worker_microbatches, width=cards.WIDTH)
+        return cards.card("Simulation", self._rows(), pictures)
 
     def _rows(self) -> list[tuple[str, str]]:
         waited = float(self.waiting_fraction @ self.local_secs)

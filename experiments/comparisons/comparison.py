@@ -19,8 +19,9 @@ from typing import Any, NamedTuple
 
 from absl import logging
 
+from experiments import command_line
 from experiments.comparisons import kept, pictures, spreads
-from hetjax.config import fields, kinds
+from hetjax.config import kinds
 from hetjax.zoo import config as config_lib
 
 _CONFIG = config_lib.ExperimentConfig
@@ -79,7 +80,7 @@ def read_arms(texts: Sequence[str], common: Sequence[str]) -> list[Arm]:
     for file, overrides in described:
         given = [_override(each, file) for each in [*common, *overrides]]
         loaded = config_lib.load(file).to_dict()
-        checked = config_lib.validate(fields.overridden(_CONFIG, loaded, given))
+        checked = config_lib.validate(command_line.overridden(_CONFIG, loaded, given))
         names = [pathlib.Path(file).stem] if several_files or not overrides else []
         arms.append(Arm(", ".join([*names, *overrides]), config_lib.to_dict(checked)))
         _check_rule(checked, arms[-1].label)
@@ -108,7 +109,7 @@ def _override(override: str, file: str) -> tuple[str, Any]:
     name, equals, text = override.partition("=")
     if not equals:
         raise ValueError(f"{override!r}, behind {file}: must be FIELD=VALUE.")
-    return name, fields.read(_CONFIG, name, text)
+    return name, command_line.read_field(_CONFIG, name, text)
 
 
 def train(run: Run, directory: pathlib.Path) -> dict[str, Any]:

@@ -79,22 +79,9 @@ def _completed(recorded: Any, like: Any, defaults: Any) -> Any:
         return recorded
     missing = {name: defaults[name] for name in like.keys() & defaults.keys() - recorded.keys()}
     return {
-        name: group_of_today(name, value)
-        if name in kinds.KINDS
-        else _completed(value, like.get(name), defaults.get(name))
+        name: _completed(value, like.get(name), defaults.get(name))
         for name, value in (missing | dict(recorded)).items()
     }
-
-
-def group_of_today(group: str, recorded: Mapping[str, Any]) -> dict[str, Any]:
-    """The recorded fields of a group, with all options of its part and with those of no other.
-
-    Once a group had the options of all parts of its kind.
-    """
-    key, kind = kinds.KINDS[group].key, type(getattr(ExperimentConfig(), group))
-    given = dataclasses.asdict(kind(**fields.parse_group(kind, recorded, f"{group}.", [])))
-    options = kinds.in_force(group, given[key], dict(given[kinds.ARGUMENTS]))
-    return json.loads(json.dumps(fields.beside(given | {kinds.ARGUMENTS: options}), default=str))
 
 
 def parse(kind: type[_Config], given: Any) -> _Config:

@@ -3,9 +3,6 @@
 A user gives an object, a name, or a dict of fields: `resolve` makes the part of each. The
 registries map the names of the command line to factories; here alone somebody looks into them.
 A configuration holds the options of the part that it names, and that part's factory checks them.
-The table of the options of all parts is made from the factories:
-
-    python -m hetjax.config.kinds > docs/parts.md
 """
 
 from __future__ import annotations
@@ -13,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -117,7 +113,7 @@ def resolve(group: str, given: Any, *, own: Iterable[str] = ()) -> Any:
     name = options.pop(kind.key)
     options |= dict(options.pop(ARGUMENTS, {}))  # where names of fields are names of options, too
     if isinstance(name, str):
-        unknown = functools.partial(_no_such_option, group, name, own=own)
+        unknown = functools.partial(no_such_option, group, name, own=own)
         made = parts.make(factory_of(group, name), options, f"{group}.", unknown)
         return _checked(kind, made, name)
     if options and isinstance(name, kind.record):
@@ -125,7 +121,7 @@ def resolve(group: str, given: Any, *, own: Iterable[str] = ()) -> Any:
     return _checked(kind, name)
 
 
-def _no_such_option(group: str, name: str, option: str, *, own: Iterable[str] = ()) -> str:
+def no_such_option(group: str, name: str, option: str, *, own: Iterable[str] = ()) -> str:
     """The message about an option that a part has not: whose it is, or the nearest that it has."""
     mine = [f"{group}.{each}" for each in parts.options_of(factory_of(group, name))]
     near = [*mine, *(f"{group}.{field}" for field in own)]
@@ -147,15 +143,6 @@ def in_force(group: str, name: str, given: Mapping[str, Any]) -> dict[str, Any]:
     others = {option for option, *_ in stated(group)}.difference(known)
     defaults = {n: option.default for n, option in known.items() if not option.is_required}
     return defaults | {n: value for n, value in given.items() if n not in others}
-
-
-def wrong_options(
-    group: str, name: str, given: Iterable[str], *, own: Iterable[str] = ()
-) -> Iterator[str]:
-    """A line for each option that a part has not; `own` as of `resolve`."""
-    for option in given:
-        if option not in parts.options_of(factory_of(group, name)):
-            yield _no_such_option(group, name, option, own=own)
 
 
 def factory_of(group: str, name: str) -> Callable[..., Any]:
@@ -292,48 +279,3 @@ def of_two(order: ordering.Ordering, reducer: topology.Reducer) -> Iterator[str]
             f"ordering.method: {name_of('ordering', order)!r} does not work with reducer.name="
             f"{name_of('reducer', reducer)!r}; take {', '.join(equal)}, or 'pair_balance'."
         )
-
-
-# --- The table of all options ---
-
-
-def rows() -> Iterator[tuple[str, str, str, str, str]]:
-    """(field, parts that have it, default, what is allowed, unit and sentence) of each option."""
-    for group in KINDS:
-        for name, owners, option in stated(group):
-            shown, allowed = repr(option.default), option.rule.allowed
-            yield f"{group}.{name}", owners, shown, allowed, option.told
-
-
-def document() -> str:
-    """The table of all parts and their options, in Markdown."""
-    lines = [
-        "# The parts and their options",
-        "",
-        "Made from the factories by `python -m hetjax.config.kinds > docs/parts.md`. A part is",
-        "given to `hetjax.fit` as an object, a name or a dict of fields; on the command line",
-        "`--config.quota.min_gain=0.05` sets a field. [contracts.md](contracts.md) says what a",
-        "part's functions are given and must return.",
-    ]
-    for group, kind in KINDS.items():
-        lines += ["", f"## `{group}.{kind.key}`", "", f"For example `{kind.example}`.", ""]
-        lines += [f"| {kind.title} | what it is |", "|---|---|"]
-        for name, factory in kind.registry.items():
-            first = (inspect.getdoc(factory) or "").partition("\n\n")[0].replace("\n", " ")
-            lines.append(f"| `{name}` | {cell(first)} |")
-        lines += ["", "| option | of | default | allowed | what it is |", "|---|---|---|---|---|"]
-        lines += [
-            f"| `{field}` | {owners} | `{shown}` | {cell(allowed)} | {cell(says)} |"
-            for field, owners, shown, allowed, says in rows()
-            if field.startswith(f"{group}.")
-        ]
-    return "\n".join(lines) + "\n"
-
-
-def cell(text: str) -> str:
-    """A text in a table of Markdown."""
-    return text.replace("|", "\\|")
-
-
-if __name__ == "__main__":
-    print(document(), end="")

@@ -37,17 +37,12 @@ def _refusal(data: Any) -> str:
     name = type(data).__name__
     if isinstance(data, str | bytes):
         return f"{name}; hetjax.zoo.datasets.load takes the name of a data set"
-    if (
-        hasattr(data, "dataset")
-        and hasattr(data, "batch_size")
-        and not hasattr(data, "__getitem__")
-    ):
+    is_loader, has_index = hasattr(data, "batch_size"), hasattr(data, "__getitem__")
+    if hasattr(data, "dataset") and is_loader and not has_index:
         return f"{name}, which is a loader; give the data set in it, loader.dataset, or {_STREAM}"
-    if hasattr(data, "__iter__") and not (
-        hasattr(data, "__len__") and hasattr(data, "__getitem__")
-    ):
+    if hasattr(data, "__iter__") and not (hasattr(data, "__len__") and has_index):
         return f"{name}, which has no index; give {_STREAM}, or list(…) of it"
-    if not hasattr(data, "__getitem__"):
+    if not has_index:
         return f"{name}; give {_SOURCES}"
     if not hasattr(data, "__len__"):
         return f"{name}, which has no __len__: how many examples an epoch has"

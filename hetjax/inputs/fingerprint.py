@@ -26,13 +26,8 @@ from hetjax.losses import stateful
 _WHOLE_BYTES = 1 << 28  # of arrays, up to which all of the data are looked at
 _SAMPLE = 1024  # examples of larger arrays, evenly spaced
 _READ = 4  # examples of a source that has to be read
-_PROGRAMS = (
-    "loss",
-    "optimizer",
-    "rule",
-    "upper loss",
-    "estimator",
-)  # written otherwise by another JAX
+# Written otherwise by another JAX.
+_PROGRAMS = ("loss", "optimizer", "rule", "upper loss", "estimator")
 _MEANING = {
     "examples": "the data have {here} examples, and had {there}",
     "data": "the data hold other values",

@@ -32,14 +32,11 @@ _SAVED_SECS = 0.05  # what a process that was idle may catch up, times its share
 
 def available_cores() -> list[int]:
     """The numbers of the cores that this process may use; [] if the system does not tell."""
-    if hasattr(os, "sched_getaffinity"):
-        return sorted(os.sched_getaffinity(0))
-    return []
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
 
 
 def check_shares(shares: Sequence[float], num_cores: int, empty: Collection[int] = ()) -> None:
-    """Raises ValueError unless the shares are positive and the cores have room for them; but those
-    of `empty` are 0."""
+    """Raises ValueError unless shares are positive, but those of `empty`, and there is room."""
     for index, share in enumerate(shares):
         if index not in empty and not MIN_SHARE <= share <= num_cores:
             raise ValueError(
@@ -152,8 +149,7 @@ class NoShares:
         return False
 
     def give(self, index: int, share: float, taken: Collection[int]) -> None:
-        """Holds process `index`, which comes later or in the place of another, to a share; those
-        that run are `taken`.
+        """Holds process `index`, which comes beside those that are `taken`, to a share.
 
         Raises:
             ValueError: there are not so many cores, or no process is held to a share.

@@ -317,16 +317,10 @@ class Supervisor:
             cause += f" (exit code {codes[0]})"
         cause = self._after_a_stop(cause)
         code = told.code if told.code in (BAD_INPUT, INTERRUPTED) else 1
-        if told.words.startswith("raised ValueError") and not self._has_begun():
+        if told.words.startswith("raised ValueError") and not beacons.any_round(self._directory):
             code, cause = BAD_INPUT, f"{cause} (before the first round; nothing is restarted)"
         self._verdict = Verdict(code, cause, restart=code == 1 and not self._stop_code)
         self._set_deadline(self._options.grace_secs, self._workers.kill)
-
-    def _has_begun(self) -> bool:
-        """Whether any worker has begun a round in this attempt."""
-        workers = [int(path.stem.split("-")[1]) for path in self._directory.glob("*.beacon")]
-        told = [said.entries for k in workers if (said := beacons.read(self._directory, k))]
-        return any(entry.round_index is not None for entries in told for entry in entries)
 
     def _look(self, now: float) -> None:
         late_secs = now - self._next_look

@@ -70,10 +70,7 @@ class LocalRule(NamedTuple):
     where an observer has computed the gradient, the sum of the trees `grad_parts`. `weight_sum` is
     the `.sum()` of the weights that `losses` gives."""
 
-    checked: Callable[[types.PyTree, types.PyTree], types.PyTree] = lambda worker, sums: (
-        worker,
-        sums,
-    )
+    checked: Callable[[types.PyTree, types.PyTree], types.PyTree] = lambda *both: both
     """`(worker, sums) -> tree`: what must be finite after a microbatch. By default all; a rule that
     can judge a microbatch more cheaply puts its judgement into one of its sums and gives that."""
 

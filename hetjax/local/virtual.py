@@ -120,9 +120,8 @@ class Virtual:
             on_host = np.array([np.asarray(s) for s in signs], np.int8)  # by position
             on_host = on_host.reshape(-1, self._num_workers, assigned.example_ids.shape[1])
             example_signs = [on_host[:count, w] for w, count in enumerate(limits)]
-        if self._signed and trees.is_shared_row(
-            carried.evidence, carried.tally
-        ):  # nobody has added to it
+        # Where nobody has added to it.
+        if self._signed and trees.is_shared_row(carried.evidence, carried.tally):
             spread = functools.partial(jnp.repeat, repeats=self._num_workers, axis=0)
             carried = carried._replace(evidence=jax.tree.map(spread, carried.evidence))
         work = types.Work(

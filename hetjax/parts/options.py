@@ -178,11 +178,8 @@ def integer(*, at_least: int = 0, at_most: int = _MOST, unit: str = "", says: st
     upper = "" if at_most == _MOST else f" and at most {at_most}"
 
     def parse(value: Any) -> int:
-        if (
-            isinstance(value, bool)
-            or not isinstance(value, int)
-            or not at_least <= value <= at_most
-        ):
+        is_integer = isinstance(value, int) and not isinstance(value, bool)
+        if not is_integer or not at_least <= value <= at_most:
             raise Refused
         return value
 

@@ -177,6 +177,13 @@ def read(directory: pathlib.Path, process: int) -> Snapshot | None:
     return max(snapshots, key=lambda snapshot: snapshot.alive, default=None)
 
 
+def any_round(directory: pathlib.Path) -> bool:
+    """Whether any process has begun a round."""
+    processes = [int(file.stem.split("-")[1]) for file in directory.glob("*.beacon")]
+    told = [said.entries for process in processes if (said := read(directory, process))]
+    return any(entry.round_index is not None for entries in told for entry in entries)
+
+
 def _parse(place: bytes) -> Snapshot | None:
     """What one place of a file says; None where it is empty or being written."""
     try:

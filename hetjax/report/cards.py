@@ -20,7 +20,6 @@ from hetjax.report import (
     losses,
     quotas,
     series,
-    simulation,
     timeline,
     words,
 )
@@ -169,20 +168,6 @@ def of_links(
     ]
     told = graph_pictures.left_out(max(len(pairs) for pairs, _ in links))
     return card(title, rows, pictures, key=told, width=graph_pictures.WIDTH)
-
-
-def of_simulation(
-    title: str, rows: Rows, *, history: Sequence[Record], microbatches: np.ndarray
-) -> str:
-    """The card of simulated rounds: their times, who waits, and what each worker did.
-
-    Args:
-        title, rows: as of `card`.
-        history: a record a round: `round`, `round_secs`, `waiting_fraction`.
-        microbatches: of each worker, over all rounds.
-    """
-    pictures = simulation.draw(history, microbatches, width=WIDTH)
-    return card(title, rows, pictures)
 
 
 def _inline(text: str) -> str:

@@ -259,13 +259,8 @@ def rounds_from_arrays(
 
 def policy_of(setup: setup_lib.Setup) -> dict[str, Any]:
     """The quota policy of a run, as a checkpoint tells of it: its name and options."""
-    return _policy(config_lib.to_dict(setup.config)["quota"])
-
-
-def _policy(quota: Mapping[str, Any]) -> dict[str, Any]:
-    """Of the fields of quotas those of the policy."""
-    fields = config_lib.group_of_today("quota", quota)
-    return {name: value for name, value in fields.items() if name != "max_microbatches"}
+    quota = config_lib.to_dict(setup.config)["quota"]
+    return {name: value for name, value in quota.items() if name != "max_microbatches"}
 
 
 def _policies(
@@ -276,7 +271,6 @@ def _policies(
     A checkpoint of an older version does not tell of its policy: there its state has to fit.
     """
     now, before = policy_of(setup), saved.about.get("quota")
-    before = before and _policy(before)
     if before in (None, now):
         try:
             return leaves.unflatten(fresh, saved.arrays, _POLICIES)

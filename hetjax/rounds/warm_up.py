@@ -29,13 +29,11 @@ def of_run(
     Rounds that find no signs come first, where an order has passes without. In debugging nothing
     is compiled that would have to run before.
     """
-    if run.config.debug:
-        run.warmed_up(kind, given)
-        return state
-    signed = run.setup.methods.observer is not None
-    if run.setup.programs.unsigned is not None and kind == setup_lib.MAIN:
-        state = _of_run(run, execute, state, kind, given, signed=False)
-    state = _of_run(run, execute, state, kind, given, signed=signed)
+    if not run.config.debug:
+        if run.setup.programs.unsigned is not None and kind == setup_lib.MAIN:
+            state = _of_run(run, execute, state, kind, given, signed=False)
+        signed = run.setup.methods.observer is not None
+        state = _of_run(run, execute, state, kind, given, signed=signed)
     run.warmed_up(kind, given)
     return state
 
@@ -81,10 +79,7 @@ def of_sums(
 ) -> None:
     """Of a kind of an `Engine`, at a point with leaves `[W, ...]`."""
     setup = engine.setup
-    if engine.config.debug:
-        engine.warmed_up(kind, given)
-        return
-    for is_second in (False, True):
+    for is_second in () if engine.config.debug else (False, True):
         if is_second:
             _touch_memory(setup)
         fresh = rounds._replace(generations=run_state.Generations(engine), generation=0)

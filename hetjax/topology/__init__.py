@@ -24,7 +24,6 @@ from hetjax.topology.methods import (
     ring,
 )
 from hetjax.topology.mixing import (
-    check_mixing_matrix,
     metropolis_weights,
     mixing_matrices,
     spectral_gap,
@@ -43,7 +42,6 @@ __all__ = [
     "RunFacts",
     "Schedule",
     "all_reduce",
-    "check_mixing_matrix",
     "d_psgd",
     "decompose_matchings",
     "gossiping",

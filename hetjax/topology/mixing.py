@@ -1,6 +1,6 @@
 """With which fixed weights do workers average, and how fast does that bring them together?
 
-Metropolis weights for a graph, their checks and rates. A round x ← W x keeps the
+Metropolis weights for a graph, and their rates. A round x ← W x keeps the
 mean of the parameters, because W is doubly stochastic. The host plans in float64, once before
 training. `gossip` applies the weights; `schedules` has random ones.
 """
@@ -8,11 +8,8 @@ training. `gossip` applies the weights; `schedules` has random ones.
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from hetjax.topology import graphs
-
-_TOLERANCE = 1e-6  # of row sums and symmetry: matrices may come from float32
 
 
 def weighted_laplacian(edges: np.ndarray, weights: np.ndarray, num_workers: int) -> np.ndarray:
@@ -62,47 +59,6 @@ def mixing_matrices(graph: graphs.Graph | graphs.PeriodicGraph) -> tuple[np.ndar
         return (metropolis_weights(graph),)
     identity = np.eye(graph.num_workers)
     return tuple(0.5 * (identity + identity[phase]) for phase in graph.phases)
-
-
-def check_mixing_matrix(matrix: ArrayLike, *, symmetric: bool) -> None:
-    """Checks that W is doubly stochastic, to 1e-6, and symmetric if asked. W = I passes.
-
-    Args:
-      matrix: f[n, n].
-      symmetric: whether it must be symmetric, too.
-
-    Raises:
-      ValueError: it is not. The message names the wrong row, column or entry and its value.
-
-    Example:
-      >>> check_mixing_matrix([[0.5, 0.5], [0.4, 0.6]], symmetric=False)
-      Traceback (most recent call last):
-      ...
-      ValueError: column 0 of the mixing matrix sums to 0.9, must sum to 1
-    """
-    weights = np.asarray(matrix, np.float64)
-    if weights.ndim != 2 or weights.shape[0] != weights.shape[1] or not weights.size:
-        raise ValueError(f"the mixing matrix has shape {weights.shape}, must be square")
-    wrong = np.argwhere(~(weights >= -_TOLERANCE))
-    if wrong.size:
-        i, j = wrong[0]
-        raise ValueError(
-            f"entry [{i}, {j}] of the mixing matrix is {weights[i, j]:.6g}, must be at least 0"
-        )
-    for word, sums in (("row", weights.sum(axis=1)), ("column", weights.sum(axis=0))):
-        uneven = np.flatnonzero(~(np.abs(sums - 1) <= _TOLERANCE))
-        if uneven.size:
-            raise ValueError(
-                f"{word} {uneven[0]} of the mixing matrix sums to "
-                f"{sums[uneven[0]]:.6g}, must sum to 1"
-            )
-    skew = np.argwhere(np.abs(weights - weights.T) > _TOLERANCE)
-    if symmetric and skew.size:
-        i, j = skew[0]
-        raise ValueError(
-            f"the mixing matrix is not symmetric: entry [{i}, {j}] is {weights[i, j]:.6g}, and "
-            f"[{j}, {i}] is {weights[j, i]:.6g}"
-        )
 
 
 def spectral_gap(matrices: Sequence[np.ndarray]) -> float:

@@ -6,7 +6,6 @@ lines and checkpoints, and writes the files however the run ends.
 """
 
 import contextlib
-import operator
 import pathlib
 import signal
 import sys
@@ -37,30 +36,6 @@ _SIGNALS = {
     gathering.Request.END_BY_SIGTERM: "SIGTERM",
     gathering.Request.END_BY_SIGINT: "SIGINT",
 }
-
-
-def _lines(
-    task: task_lib.Task, directory: pathlib.Path | None, start: keeper.Start
-) -> tuple[dict[str, list[workdir.Line]], int]:
-    """The lines of the steps that are done, and the examples of those that are done again."""
-    lines: dict[str, list[workdir.Line]] = {name: [] for name in task.files}
-    if directory is None or start.saved is None:
-        return lines, 0
-    done, later = start.saved.about["rounds"], 0
-    for name, file in task.files.items():
-        is_main = name == "metrics"
-        check = task.examples_of if is_main else operator.itemgetter(task.number)
-        found, wrong = workdir.whole_lines(directory / file, check)
-        lines[name] = [line for line in found if line[task.number] < done]
-        if not is_main:
-            continue
-        later = sum(task.examples_of(line) for line in found[len(lines[name]) :])
-        if len(lines[name]) < done and task.setup.where.leads:
-            messages.say(
-                f"{str(directory / file)!r} has {len(lines[name])} whole lines of {done} "
-                f"{task.unit}s ({wrong})"
-            )
-    return lines, keeper.agreed(task.setup, later)
 
 
 class Driver:
@@ -111,7 +86,7 @@ class Driver:
         return writer_records.RunInfo(self._task.recorded, self._directory, first_step, sets)
 
     def _start(self, resume: bool | str) -> tuple[keeper.Start, dict[str, list[workdir.Line]], int]:
-        """Where the run begins, the lines of the steps that are done, and as of `_lines`."""
+        """Where the run begins, the lines of the steps that are done, and as of `lines_done`."""
         task, directory, setup = self._task, self._directory, self._task.setup
         self._fingerprint: dict[str, Any] = {}
         if setup.company.meeting.joins:
@@ -121,7 +96,7 @@ class Driver:
             saved = checkpoint.Saved(about["rounds"], arrays, about)
             return keeper.Start(saved, about["stopped_by"]), about.pop("lines"), 0
         if directory is None:
-            return keeper.Start(), *_lines(task, directory, keeper.Start())
+            return keeper.Start(), *task.lines_done(directory, keeper.Start())
         if setup.where.leads:
             self._stack.enter_context(lock.held(workdir.made_directory(directory)))
             self._fingerprint = task.fingerprint()
@@ -134,7 +109,7 @@ class Driver:
             may_grow=task.may_grow,
             unit=task.unit,
         ).start()
-        return start, *_lines(task, directory, start)
+        return start, *task.lines_done(directory, start)
 
     def _open(self, lines: Mapping[str, list[workdir.Line]]) -> None:
         """Begins to keep the run: in the process that leads, in its workdir."""

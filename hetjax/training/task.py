@@ -2,13 +2,15 @@
 
 import abc
 import contextlib
+import operator
+import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
-from hetjax import types
+from hetjax import messages, types
 from hetjax.checkpoints import checkpoint
 from hetjax.processes import gathering
-from hetjax.records import evaluations, workdir
+from hetjax.records import evaluations, keeper, workdir
 from hetjax.rounds import engine
 from hetjax.rounds import setup as setup_lib
 
@@ -96,6 +98,29 @@ class Task(abc.ABC):
         """
         del line
         return 0
+
+    def lines_done(
+        self, directory: pathlib.Path | None, start: keeper.Start
+    ) -> tuple[dict[str, list[workdir.Line]], int]:
+        """The lines of the steps that are done, and the examples of those that are done again."""
+        lines: dict[str, list[workdir.Line]] = {name: [] for name in self.files}
+        if directory is None or start.saved is None:
+            return lines, 0
+        done, later = start.saved.about["rounds"], 0
+        for name, file in self.files.items():
+            is_main = name == "metrics"
+            check = self.examples_of if is_main else operator.itemgetter(self.number)
+            found, wrong = workdir.whole_lines(directory / file, check)
+            lines[name] = [line for line in found if line[self.number] < done]
+            if not is_main:
+                continue
+            later = sum(self.examples_of(line) for line in found[len(lines[name]) :])
+            if len(lines[name]) < done and self.setup.where.leads:
+                messages.say(
+                    f"{str(directory / file)!r} has {len(lines[name])} whole lines of {done} "
+                    f"{self.unit}s ({wrong})"
+                )
+        return lines, keeper.agreed(self.setup, later)
 
     @abc.abstractmethod
     def bar(self) -> dict[str, Any]:

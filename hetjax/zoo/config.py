@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from hetjax import extras
-from hetjax.config import checks, experiment, fields, files, groups
+from hetjax.config import checks, experiment, files, groups
 from hetjax.config.experiment import to_dict as to_dict
 from hetjax.parts.options import choice, flag, integer, names, number, several, text
 from hetjax.zoo import config_files
@@ -242,7 +242,3 @@ def mutable(config: Any) -> ml_collections.ConfigDict:
             value = plain[group][name]
             plain[group][name] = ml_collections.FieldReference(value, field_type=object)
     return ml_collections.ConfigDict(plain)
-
-
-if __name__ == "__main__":
-    print(fields.document(ExperimentConfig, "python -m hetjax.zoo.config > docs/fields.md"), end="")

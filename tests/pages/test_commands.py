@@ -120,8 +120,8 @@ def test_a_tool_that_ci_has_not_is_found():
         list(programs_of(["srun", "--ntasks=4", "python"]))
     with pytest.raises(AssertionError):
         list(programs_of(["pip", "install", "hetjax[nothing]"]))
-    text = "pip install -e '.[dev]' && python -m hetjax.config.kinds > a.md  # why\n"
-    assert list(lines_of(text))[1] == ["python", "-m", "hetjax.config.kinds", ">", "a.md"]
-    assert list(programs_of(["A=1", "python", "-m", "hetjax.config.kinds", ">", "a"])) == [
-        ("hetjax.config.kinds", ())
+    text = "pip install -e '.[dev]' && python -m experiments.option_tables > a.md  # why\n"
+    assert list(lines_of(text))[1] == ["python", "-m", "experiments.option_tables", ">", "a.md"]
+    assert list(programs_of(["A=1", "python", "-m", "experiments.option_tables", ">", "a"])) == [
+        ("experiments.option_tables", ())
     ]

@@ -12,7 +12,7 @@ from tests.pages.blocks import DOCS, ROOT, blocks, blocks_of, run
 
 
 def test_the_table_of_fields_is_that_of_the_code():
-    program = [sys.executable, "-m", "hetjax.zoo.config"]
+    program = [sys.executable, "-m", "experiments.option_tables", "fields"]
     written = subprocess.run(program, capture_output=True, text=True, check=True, cwd=ROOT).stdout
     assert (ROOT / "docs/fields.md").read_text() == written
 

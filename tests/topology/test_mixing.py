@@ -43,7 +43,8 @@ def connectivity(pieces, num_workers, probabilities):
 def test_mixing_matrices_are_doubly_stochastic(name, num_workers):
     graph = graphs.make_graph(name, num_workers)
     for matrix in mixing.mixing_matrices(graph):
-        mixing.check_mixing_matrix(matrix, symmetric=isinstance(graph, graphs.Graph))
+        if isinstance(graph, graphs.Graph):
+            np.testing.assert_array_equal(matrix, matrix.T)
         np.testing.assert_allclose(matrix.sum(axis=0), 1, atol=1e-14)
         np.testing.assert_allclose(matrix.sum(axis=1), 1, atol=1e-14)
         assert matrix.min() >= -1e-15
@@ -85,22 +86,6 @@ def test_the_gap_of_a_period_is_a_rate_per_round():
     (matrix,) = mixing.mixing_matrices(graphs.ring(6))
     one, three = mixing.spectral_gap([matrix]), mixing.spectral_gap([matrix] * 3)
     assert one == pytest.approx(three, abs=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("matrix", "message"),
-    [
-        ([[0.5, 0.5], [0.4, 0.6]], "column 0 of the mixing matrix sums to 0.9"),
-        ([[1.5, -0.5], [-0.5, 1.5]], r"entry \[0, 1\] of the mixing matrix is -0.5"),
-        (
-            [[0, 1, 0], [0, 0, 1], [1, 0, 0]],
-            r"not symmetric: entry \[0, 1\] is 1, and \[1, 0\] is 0",
-        ),
-    ],
-)
-def test_wrong_mixing_matrices_are_named(matrix, message):
-    with pytest.raises(ValueError, match=message):
-        mixing.check_mixing_matrix(matrix, symmetric=True)
 
 
 def test_plain_gossip_on_the_base_graph_has_the_reference_values():

@@ -1,0 +1,88 @@
+"""Which fields has a configuration, and which options has each part? Tables for the pages of docs/.
+
+python -m experiments.option_tables parts > docs/parts.md
+python -m experiments.option_tables fields > docs/fields.md
+"""
+
+import inspect
+import sys
+from collections.abc import Iterator
+
+from hetjax.config import fields, kinds
+from hetjax.zoo import config
+
+
+def rows_of_fields(parent: type) -> Iterator[tuple[str, str, str, str]]:
+    """(dotted name, default, what it is, what is allowed) of all the fields below `parent`."""
+    names = {f"{group}.{kind.key}": kind.registry for group, kind in kinds.KINDS.items()}
+    for dotted, option in fields.leaves(parent):
+        allowed = option.rule.allowed
+        if dotted in names:
+            allowed = f"one of {', '.join(names[dotted])}, or the import path of a factory"
+        yield dotted, repr(option.default), option.told, allowed
+
+
+def fields_page(parent: type) -> str:
+    """The table of all the fields below `parent`, in Markdown, without options of parts."""
+    lines = [
+        "# The fields of a configuration",
+        "",
+        "Made from their declarations by `python -m experiments.option_tables fields >",
+        "docs/fields.md`. The options of policies, orders, reducers and gates are in",
+        "[parts.md](parts.md); how a field is set is in [configuration.md](configuration.md).",
+        "",
+        "| field | default | allowed | what it is |",
+        "|---|---|---|---|",
+    ]
+    of_parts = {name for name, *_ in rows_of_options()}
+    lines += [
+        f"| `{name}` | `{default}` | {_cell(allowed)} | {_cell(told)} |"
+        for name, default, told, allowed in rows_of_fields(parent)
+        if name not in of_parts and not name.endswith(f".{kinds.ARGUMENTS}")
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def rows_of_options() -> Iterator[tuple[str, str, str, str, str]]:
+    """(field, parts that have it, default, what is allowed, unit and sentence) of each option."""
+    for group in kinds.KINDS:
+        for name, owners, option in kinds.stated(group):
+            shown, allowed = repr(option.default), option.rule.allowed
+            yield f"{group}.{name}", owners, shown, allowed, option.told
+
+
+def parts_page() -> str:
+    """The table of all parts and their options, in Markdown."""
+    lines = [
+        "# The parts and their options",
+        "",
+        "Made from the factories by `python -m experiments.option_tables parts > docs/parts.md`.",
+        "A part is given to `hetjax.fit` as an object, a name or a dict of fields; on the command",
+        "line `--config.quota.min_gain=0.05` sets a field. [contracts.md](contracts.md) says what",
+        "a part's functions are given and must return.",
+    ]
+    for group, kind in kinds.KINDS.items():
+        lines += ["", f"## `{group}.{kind.key}`", "", f"For example `{kind.example}`.", ""]
+        lines += [f"| {kind.title} | what it is |", "|---|---|"]
+        for name, factory in kind.registry.items():
+            first = (inspect.getdoc(factory) or "").partition("\n\n")[0].replace("\n", " ")
+            lines.append(f"| `{name}` | {_cell(first)} |")
+        lines += ["", "| option | of | default | allowed | what it is |", "|---|---|---|---|---|"]
+        lines += [
+            f"| `{field}` | {owners} | `{shown}` | {_cell(allowed)} | {_cell(says)} |"
+            for field, owners, shown, allowed, says in rows_of_options()
+            if field.startswith(f"{group}.")
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def _cell(text: str) -> str:
+    """A text in a table of Markdown."""
+    return text.replace("|", "\\|")
+
+
+if __name__ == "__main__":
+    pages = {"parts": parts_page, "fields": lambda: fields_page(config.ExperimentConfig)}
+    if len(sys.argv) != 2 or sys.argv[1] not in pages:
+        sys.exit("option_tables: say parts or fields")
+    print(pages[sys.argv[1]](), end="")
