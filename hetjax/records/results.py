@@ -25,7 +25,8 @@ class SavedRun:
     params: types.PyTree
     """After the last round; the mean of the replicas where the reducer gossips."""
     best_params: types.PyTree
-    """At the best evaluation (`best_by`, `best_mode`); `params` where there was none."""
+    """At the best evaluation (`best_by`, `best_mode`); `params` where there was none, as in
+    processes that do not lead."""
     summary: dict[str, Any]
     """As `summary.json`; empty where the run is not at its end."""
     history: list[dict[str, Any]]

@@ -29,9 +29,7 @@ _ASK_OF_SIGNAL = {
     signal.SIGINT: gathering.Request.END_BY_SIGINT,
     signal.SIGTERM: gathering.Request.END_BY_SIGTERM,
 }
-_AGAIN_SECS = (
-    5.0  # of lines that a writer gets again, since that of the process before may lack them
-)
+_AGAIN_SECS = 5.0  # of lines that writers of a new leader get: those of the last may lack them
 _SIGNALS = {
     gathering.Request.END_BY_SIGTERM: "SIGTERM",
     gathering.Request.END_BY_SIGINT: "SIGINT",
