@@ -228,3 +228,11 @@ def test_a_worker_that_cannot_take_its_place_says_so(tmp_path):
     done = subprocess.run([*entrance, "", "", program], capture_output=True, text=True)
     assert done.returncode == 2
     assert f"{program} cannot be run: No such file" in done.stderr
+
+
+def test_an_empty_seat_has_no_share(monkeypatch):
+    monkeypatch.setattr(cpu_shares, "available_cores", lambda: [0, 1])
+    shares, placed = [0.5, 1.0, 0.5], [(0,), (1,), (0,)]
+    assert cpu_shares.given(shares, placed, 0, 1.0, [2]) == ([1.0, 0.0, 0.5], [(1,), (1,), (0,)])
+    with pytest.raises(ValueError, match=r"add up to 2\.5"):
+        cpu_shares.given(shares, placed, 0, 1.0, [1, 2])
