@@ -6,6 +6,7 @@ import pathlib
 import re
 import signal
 import sys
+import time
 
 import pytest
 
@@ -209,6 +210,32 @@ def test_an_end_that_is_told_or_no_signal_is_that_of_all(apart, end, said):
     run.launch.wait_for(f"worker 1 {said}.*; restart 1 of 3 from the last checkpoint")
     run.launch.wait_for(rf"start \d of {run.run}/1", 2)
     assert run.end(0, 1) == 0
+
+
+@pytest.mark.parametrize(("begun", "code"), [(False, 2), (True, 0)])
+def test_a_value_error_before_the_first_round_is_not_tried_again(begun, code, apart):
+    own = "from hetjax.processes import beacons, endings\nbeacon = beacons.start()\n"
+    own += f"beacon.at('waiting', {3 if begun else None})\nbeacon.close()\n"
+    own += "endings.write(told('.'), 1, endings.of_error(1, ValueError('x')))\nsys.exit(1)"
+    program = SAYS + f"if (worker, attempt) == (1, 0):\n    exec({own!r})\ngo_on()\n"
+    run = apart("--workers=2", "--grace_secs=0.2", program=program)
+    if begun:
+        run.says("worker 1 raised ValueError: x; restart 1 of 3")
+        run.launch.wait_for(rf"start \d of {run.run}/1", 2)
+        run.finish(0)
+        run.finish(1)
+    assert run.launch.end() == code
+    assert ("nothing is restarted" in run.launch.text()) == (not begun)
+
+
+def test_work_of_its_own_is_no_hang(apart):
+    own = "from hetjax.processes import beacons\nbeacon = beacons.start()\n"
+    program = SAYS + own + "beacon.at('reporting', 1)\nprint('busy')\ngo_on()\n"
+    run = apart("--workers=1", f"--heartbeat_secs={launches.HEARTBEAT_SECS}", program=program)
+    run.says("busy")
+    time.sleep(2.5 * launches.HEARTBEAT_SECS)
+    assert run.end(0) == 0
+    assert "hung" not in run.launch.text()
 
 
 def test_a_request_that_nobody_answers_is_taken_back(tmp_path, capsys, monkeypatch):
