@@ -10,16 +10,15 @@
     loss_fn = per_example(one_example_loss)              # any function of one example
 
 `loss` gets something that is called like the model, and returns one loss for each example (or
-losses and weights, or a `hetjax.Losses`). Parameters are nested dicts of arrays, as optax and a
-checkpoint want them. With `wrt` only some of them are trained, and the others are constants.
-Each call seeds random streams (dropout) afresh from its `rng`, one key for the batch or one for
-each example. So the model passed in is never changed. Other variables that are no parameters are
-constants.
+losses and weights, or a `hetjax.Losses`). It takes what it names: `rngs`, `rng`, `mask`. Parameters
+are nested dicts of arrays, as optax and a checkpoint want them. With `wrt` only some of them are
+trained, and the others are constants. Each call seeds random streams (dropout) afresh from its
+`rng`, one key for the batch or one for each example. So the model passed in is never changed, and
+trains in the mode in which it is. Other variables that are no parameters are constants.
 
-State across examples is refused: each worker would keep statistics of its own. Quotas of different
-size make these differ more, and no sum at the end of the round reconciles them. A model that
-changes variables of its own when it is called is refused, too; this is checked whenever its loss
-is traced (`forwarding`). `fits` checks what the adapters get. Imports `parts` alone.
+State across examples is that of a `hetjax.StatefulLoss`. A model that changes other variables when
+it is called, trained ones among them, is refused; this is checked whenever its loss is traced
+(`forwarding`). `fits` checks what the adapters get.
 """
 
 from hetjax.adapters.linen import linen_loss, linen_metrics, linen_variables

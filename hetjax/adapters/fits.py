@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from hetjax import debugging, parts
-from hetjax.losses import stateful
+from hetjax.losses import forwarding, stateful
 
 PerExampleFn = Callable[[Any, Any], Any]
 LossFn = Callable[[Any, Any, jax.Array], Any]
@@ -38,35 +38,67 @@ def loss_of(
     state: Any,
     function: Callable[..., Any],
     *,
-    draws: bool,
+    num_streams: int,
+    rngs_of: Callable[[jax.Array], Any],
 ) -> Any:
     """The loss of a model: `(params, batch, rng) -> losses`, or of one with state a `StatefulLoss`.
 
     Args:
       caller: the adapter.
-      call: `(params, state, batch, key, *mask) -> (losses, new state)`.
+      call: `(params, state, key, asked) -> (asked(model), new state)`.
       state: of the model, at the beginning.
-      function: the user's.
-      draws: whether the model uses random numbers.
+      function: the user's, `(model, batch)` and what it names: `rngs`, `rng`, `mask`.
+      num_streams: random streams of the model, each with a key of its own.
+      rngs_of: from a key to what the function gets as `rngs`.
 
     Raises:
       ValueError: it takes a mask, and the model keeps no state.
     """
+    names = parts.asked_for(function, ("rngs", "rng", "mask"))
+    by_place = parts.takes(function, 3, *names) and not parts.takes(function, 2, *names)
+    keeps_state = bool(jax.tree.leaves(state))
+    takes_mask = by_place or "mask" in names
+    if takes_mask and not keeps_state:
+        names = tuple(name for name in names if name != "mask")
+        if by_place or not parts.takes(function, 2, *names):
+            raise ValueError(f"{caller}: the function takes a mask, and the model keeps no state")
+
+    def losses_of(params: Any, state: Any, batch: Any, key: jax.Array, *mask: Any) -> Any:
+        if (num_streams or names) and not is_one_key(key):
+
+            def after(state: Any) -> Any:
+                return losses_of(params, state, batch, key[0], *mask)[1]
+
+            def of_one(given: Any, key: jax.Array) -> Any:
+                return losses_of(params, state, given[0], key, *given[1:])[0]
+
+            if keeps_state and any(forwarding.changed(after, state)):
+                raise ValueError(
+                    f"{caller}: per_example_rng calls the model with one example, and its state "
+                    "changes. Leave it out, or fix the state"
+                )
+            return each_key(of_one, (batch, *mask), key), state
+
+        values: dict[str, Callable[[], Any]] = {
+            "rngs": lambda: rngs_of(fold(key, num_streams)),
+            "rng": lambda: fold(key, num_streams + 1),
+            "mask": lambda: mask[0],
+        }
+
+        def asked(model: Any) -> Any:
+            given = {name: values[name]() for name in names}
+            return function(model, batch, *(mask if by_place else ()), **given)
+
+        return call(params, state, key, asked)
 
     def with_mask(params: Any, state: Any, batch: Any, rng: jax.Array, mask: Any) -> Any:
-        return call(params, state, batch, rng, mask)
+        return losses_of(params, state, batch, rng, mask)
 
     def loss_fn(params: Any, batch: Any, rng: jax.Array) -> Any:
-        def losses(batch: Any, key: jax.Array) -> Any:
-            return call(params, state, batch, key)[0]
+        return losses_of(params, state, batch, rng)[0]
 
-        return by_key(losses, batch, rng) if draws else losses(batch, rng)
-
-    takes_mask = parts.takes(function, 3) and not parts.takes(function, 2)
-    if jax.tree.leaves(state):
-        return stateful.StatefulLoss(with_mask if takes_mask else call, state)
-    if takes_mask:
-        raise ValueError(f"{caller}: the function takes a mask, and the model keeps no state")
+    if keeps_state:
+        return stateful.StatefulLoss(with_mask if takes_mask else losses_of, state)
     return loss_fn
 
 
@@ -123,14 +155,12 @@ def _shapes(params: Any) -> dict[str, tuple[int, ...]]:
     return {dotted(path): jnp.shape(leaf) for path, leaf in paths}
 
 
-def by_key(losses: Callable[[Any, jax.Array], Any], batch: Any, rng: jax.Array) -> Any:
-    """Calls `losses` with the batch and its key, or example by example with a key for each.
+def each_key(losses: Callable[[Any, jax.Array], Any], batch: Any, keys: jax.Array) -> Any:
+    """Calls `losses` example by example, with a key for each.
 
     Raises:
       ValueError: called with one example, it returned something that is not one loss.
     """
-    if is_one_key(rng):
-        return losses(batch, rng)
 
     def first(leaf: jax.Array) -> jax.Array:
         if jnp.ndim(leaf) == 0 or jnp.shape(leaf)[0] != 1:
@@ -144,7 +174,7 @@ def by_key(losses: Callable[[Any, jax.Array], Any], batch: Any, rng: jax.Array) 
         of_one = jax.tree.map(lambda leaf: leaf[None], example)
         return jax.tree.map(first, losses(of_one, key))
 
-    return debugging.each(one, batch, rng)
+    return debugging.each(one, batch, keys)
 
 
 def is_one_key(rng: jax.Array) -> bool:

@@ -33,8 +33,9 @@ def linen_loss(
       variables: what `module.init` returned.
       per_example_loss: `(model, batch) -> losses f[B]`, or `(losses, weights)`, or a
         `hetjax.Losses`; `model(…)` is called as `module.apply(variables, …)`. Pass what the module
-        wants in training, such as `model(batch["image"], train=True)`. Or `(model, batch, mask)`,
-        with `mask f32[B]` 0 for padding, which a BatchNorm takes.
+        wants in training, such as `model(batch["image"], train=True)`. It takes what it names
+        besides: `rng`, a key of the microbatch; `rngs`, one for each of `streams`; `mask f32[B]`, 0
+        for padding, which a BatchNorm takes.
       streams: names of the random streams that the module uses.
       wrt: `(path, array) -> bool`: which parameters are trained, such as
         `lambda path, _: "lora" in path`; `path` is a tuple of names. The others are constants of
@@ -55,14 +56,15 @@ def linen_loss(
     fits.check_model("linen_loss", module, linen.Module)
     caller = _Caller("linen_loss", module, variables, wrt, mutable)
 
-    def call_with(params: Any, state: Any, batch: Any, key: jax.Array, *mask: Any) -> Any:
-        rngs = {name: fits.fold(key, index) for index, name in enumerate(streams)}
-        model = caller.model(params, state, rngs=rngs)
-        return per_example_loss(model, batch, *mask), model.state
+    def rngs_of(key: jax.Array) -> dict[str, jax.Array]:
+        return {name: fits.fold(key, index) for index, name in enumerate(streams)}
 
-    of_model = fits.loss_of(
-        "linen_loss", call_with, caller.state, per_example_loss, draws=bool(streams)
-    )
+    def call(params: Any, state: Any, key: jax.Array, asked: Callable[[Any], Any]) -> Any:
+        model = caller.model(params, state, rngs=rngs_of(key))
+        return asked(model), model.state
+
+    keys: dict[str, Any] = {"num_streams": len(streams), "rngs_of": rngs_of}
+    of_model = fits.loss_of("linen_loss", call, caller.state, per_example_loss, **keys)
     return of_model, caller.params
 
 
@@ -147,6 +149,8 @@ class _Caller:
     ) -> None:
         if "params" not in variables:
             raise ValueError(f"{caller}: variables has no 'params'; give what module.init returned")
+        if "params" in mutable:
+            raise ValueError(f"{caller}: mutable names 'params', which the optimiser changes")
         self._caller, self._module = caller, module
         self._constants = dict(meta.unbox(variables))
         self._all = self._constants.pop("params")
@@ -208,22 +212,21 @@ class _Caller:
           ValueError: the call would.
         """
         watched = {name: variables[name] for name in self._constants if name != _SOWN}
-        leaves, treedef = jax.tree.flatten_with_path(watched)
-        if not leaves:
+        paths = [path for path, _ in jax.tree.leaves_with_path(watched)]
+        if not paths:
             return
-        paths = [path for path, _ in leaves]
         kept = {k: v for k, v in kwargs.items() if k not in ("mutable", "capture_intermediates")}
 
-        def again(values: list[Any]) -> list[Any]:
-            given = {**variables, **jax.tree.unflatten(treedef, values)}
-            _, after = self._module.apply(given, *args, mutable=list(watched), **kept)
-            found = dict(jax.tree.leaves_with_path(dict(after)))
-            if set(found) - set(paths):  # the module has sown one more array
-                added.extend(set(found) - set(paths))
+        def again(watched: dict[str, Any]) -> list[Any]:
+            given, may = {**variables, **watched}, [*watched, *self.state]
+            _, after = self._module.apply(given, *args, mutable=may, **kept)
+            of_watched = {name: after[name] for name in watched if name in after}
+            found = dict(jax.tree.leaves_with_path(of_watched))
+            added.extend(set(found) - set(paths))  # the module has sown one more array
             return [found.get(path, 0) for path in paths]
 
         added: list[Any] = []
-        is_other = forwarding.changed(again, [value for _, value in leaves])
+        is_other = forwarding.changed(again, watched)
         changed = [path for path, other in zip(paths, is_other, strict=True) if other] + added
         if changed:
             where = fits.named(map(fits.dotted, changed))

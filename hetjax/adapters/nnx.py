@@ -8,10 +8,19 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
-from flax import nnx
+from flax import errors, nnx
 
 from hetjax.adapters import fits
 from hetjax.losses import forwarding
+
+_HINT = (
+    "To keep what is not trained, name types or paths: nnx_loss(…, state=(nnx.BatchStat, Yours, "
+    "nnx.PathContains('codebook'))). Call nnx.clone(layer) where a trained one is to stay"
+)
+_OUTSIDE = (
+    "A loss changes variables of its own model alone; for random numbers take an argument: "
+    "def loss(model, batch, rngs)"
+)
 
 
 def nnx_loss(
@@ -21,14 +30,14 @@ def nnx_loss(
     wrt: Any = nnx.Param,
     state: Any = nnx.BatchStat,
 ) -> tuple[fits.LossFn, Any]:
-    """Makes the core's loss of a Flax NNX model, with dropout on.
+    """Makes the core's loss of a Flax NNX model, in the mode in which the model is.
 
     Args:
-      model: the model; it is copied, not changed. Whether its BatchNorms use the running average
-        is as it is set: after `model.eval()` their statistics are fixed.
+      model: the model; it is copied, not changed. It trains as it is set: after `model.eval()`
+        without dropout, and with the statistics of its BatchNorms fixed.
       per_example_loss: `(model, batch) -> losses f[B]`, or `(losses, weights)`, or a
-        `hetjax.Losses`; or `(model, batch, mask)`, with `mask f32[B]` 0 for padding, which a
-        BatchNorm takes.
+        `hetjax.Losses`. It takes what it names besides: `rngs`, an `nnx.Rngs` of the microbatch, or
+        `rng`, a key; `mask f32[B]`, 0 for padding, which a BatchNorm takes.
       wrt: a filter of NNX: which variables are trained, such as `nnx.LoRAParam`. The others are
         constants of the compiled program.
       state: a filter of NNX: which variables training may change without gradients.
@@ -41,28 +50,24 @@ def nnx_loss(
     Raises:
       ValueError: there is no variable that `wrt` chooses, or one of the arguments is not what its
         name says. `loss_fn` raises one, when it is traced, if a call of the model changes variables
-        that are neither parameters nor `state` nor random streams, or if `params` are of another
-        model.
+        that are neither `state` nor random streams, trained ones among them, or if `params` are of
+        another model.
     """
     fits.check_model("nnx_loss", model, nnx.Module)
-    copy = nnx.clone(model)
-    copy.set_attributes(deterministic=False, raise_if_not_found=False)
-    maker = _Maker("nnx_loss", copy, wrt, state)
-    streams = sorted({str(key.tag) for _, key in nnx.to_flat_state(nnx.state(copy, nnx.RngKey))})
+    maker = _Maker("nnx_loss", nnx.clone(model), wrt, state)
+    streams = sorted({str(key.tag) for _, key in nnx.to_flat_state(nnx.state(model, nnx.RngKey))})
 
-    def call_with(params: Any, state: Any, batch: Any, key: jax.Array, *mask: Any) -> Any:
-        def call(built: Any) -> Any:
+    def call(params: Any, state: Any, key: jax.Array, asked: Callable[[Any], Any]) -> Any:
+        def seeded(built: Any) -> Any:
             if streams:
                 keys: Any = {name: fits.fold(key, index) for index, name in enumerate(streams)}
                 nnx.reseed(built, policy="match_shape", **keys)
-            return per_example_loss(built, batch, *mask)
+            return asked(built)
 
-        return maker.call(params, call, state)
+        return maker.call(params, seeded, state)
 
-    of_model = fits.loss_of(
-        "nnx_loss", call_with, maker.state, per_example_loss, draws=bool(streams)
-    )
-    return of_model, maker.params
+    keys: dict[str, Any] = {"num_streams": len(streams), "rngs_of": nnx.Rngs}
+    return fits.loss_of("nnx_loss", call, maker.state, per_example_loss, **keys), maker.params
 
 
 def nnx_metrics(
@@ -144,8 +149,9 @@ class _Maker:
         if not jax.tree.leaves(self.params):
             raise ValueError(f"{caller}: wrt={wrt!r} chooses no variable of the model")
         # What a call may change: streams are seeded anew; what is sown is read or dropped.
-        may = nnx.Any(wrt, state, nnx.Param, nnx.RngState, nnx.Intermediate)
-        self._constant = nnx.Not(may)
+        kept = (self._changes,) if jax.tree.leaves(self.state) else ()
+        self._constant = nnx.Not(nnx.Any(*kept, nnx.RngState, nnx.Intermediate))
+        self._handed_on: set[Any] = set()  # paths of those that a trace has found unchanged
 
     def build(self, params: Any, model_state: Any) -> Any:
         """The model with these parameters and this state.
@@ -172,45 +178,33 @@ class _Maker:
         """`(function(model), the model's state afterwards)`.
 
         Raises:
-          ValueError: the call changed variables that are neither parameters nor random streams.
+          ValueError: the call changed variables that are neither state nor random streams.
         """
+
+        def again(before: Any) -> Any:
+            built = self.build(params, model_state)
+            nnx.update(built, before)
+            function(built)
+            return jax.tree.leaves(nnx.state(built, self._constant))
+
         built = self.build(params, model_state)
         before = nnx.state(built, self._constant)
-        leaves, treedef = jax.tree.flatten_with_path(before)
-        values = dict(leaves)
-        found = function(built)
+        values = dict(jax.tree.leaves_with_path(before))
+        try:
+            found = function(built)
+        except errors.TraceContextError as error:
+            said = str(error).partition(" (http")[0]
+            raise ValueError(f"{self._caller}: {said}. {_OUTSIDE}") from error
         returned = found, nnx.to_pure_dict(nnx.state(built, self._changes)) if self.state else {}
         after = dict(jax.tree.leaves_with_path(nnx.state(built, self._constant)))
-        if after.keys() == values.keys():
-            if all(after[path] is value for path, value in values.items()):
-                return returned
+        changed = sorted(after.keys() ^ values.keys(), key=str)
+        others = {path for path, value in values.items() if after.get(path) is not value}
+        if not changed and not others <= self._handed_on:
             # They are other objects, but `remat` and its like give back all that went in.
-            again = self._again(params, model_state, function, treedef, list(values))
-            is_other = forwarding.changed(again, list(values.values()))
+            is_other = forwarding.changed(again, before)
             changed = [path for path, other in zip(values, is_other, strict=True) if other]
-        else:
-            changed = sorted(after.keys() ^ values.keys(), key=str)
         if changed:
             where = fits.named(map(fits.dotted, changed))
-            hint = "To keep them, name their types: nnx_loss(…, state=(nnx.BatchStat, Yours))"
-            raise ValueError(fits.CHANGES.format(where=where, hint=hint))
+            raise ValueError(fits.CHANGES.format(where=where, hint=_HINT))
+        self._handed_on |= others
         return returned
-
-    def _again(
-        self,
-        params: Any,
-        model_state: Any,
-        function: Callable[[Any], Any],
-        treedef: Any,
-        paths: list[Any],
-    ) -> Callable[[list[Any]], list[Any]]:
-        """From the values of the constant variables to those after the call."""
-
-        def again(values: list[Any]) -> list[Any]:
-            built = self.build(params, model_state)
-            nnx.update(built, jax.tree.unflatten(treedef, values))
-            function(built)
-            after = dict(jax.tree.leaves_with_path(nnx.state(built, self._constant)))
-            return [after[path] for path in paths]
-
-        return again

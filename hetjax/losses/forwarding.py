@@ -7,7 +7,7 @@ values on, and assumes that all else changes a value. Nothing is computed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -20,17 +20,18 @@ from hetjax import debugging
 _INNER = ("jaxpr", "call_jaxpr", "fun_jaxpr")  # where a call keeps its program
 
 
-def changed(function: Callable[[list[Any]], list[Any]], values: Sequence[Any]) -> list[bool]:
-    """Whether each result of `function` differs from the argument in its place.
+def changed(function: Callable[[Any], Any], values: Any) -> list[bool]:
+    """Whether each array that `function` returns differs from the argument in its place.
 
     Args:
       function: `values -> values`, equally many; it is traced, or in debugging called.
-      values: arrays.
+      values: a pytree of arrays.
     """
     if debugging.is_on():
-        values = [jnp.asarray(value) for value in values]
-        return [not _is_same(*pair) for pair in zip(function(values), values, strict=True)]
-    program = jax.make_jaxpr(lambda *values: function(list(values)))(*values)
+        values = jax.tree.map(jnp.asarray, values)
+        pairs = zip(jax.tree.leaves(function(values)), jax.tree.leaves(values), strict=True)
+        return [not _is_same(*pair) for pair in pairs]
+    program = jax.make_jaxpr(function)(values)
     return [place != index for index, place in enumerate(_forwarded(program.jaxpr))]
 
 

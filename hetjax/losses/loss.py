@@ -129,10 +129,20 @@ def check_loss(
     except KeyError as error:
         fields = f"; an example has {sorted(examples)}" if isinstance(examples, dict) else ""
         raise ValueError(f"loss_fn asks for {error}, which is not there{fields}") from error
+    except NameError as error:
+        _, is_axis, axis = str(error).partition("unbound axis name: ")
+        if not is_axis:
+            raise
+        raise ValueError(
+            f"loss_fn asks for the axis {axis.split('.')[0]!r}, and a microbatch has none. Leave "
+            "axis_name out: a BatchNorm has the statistics of its microbatch"
+        ) from error
     _check_losses(found, batch_size)
     metrics = _check_metrics(found, batch_size)
-    changes_state = isinstance(loss_fn, stateful.StatefulLoss) and _changes(
-        loss_fn, params, examples, rng
+    changes_state = isinstance(loss_fn, stateful.StatefulLoss) and any(
+        forwarding.changed(
+            lambda state: loss_fn.apply(params, state, examples, rng)[1], loss_fn.model_state
+        )
     )
     narrow = any(jnp.result_type(leaf) == jnp.float16 for leaf in jax.tree.leaves(params))
     narrow |= program is not None and _computes_in(jnp.float16, program)
@@ -158,19 +168,6 @@ def _computes_in(dtype: Any, program: Any) -> bool:
             if any(hasattr(each, "eqns") and _computes_in(dtype, each) for each in called):
                 return True
     return False
-
-
-def _changes(
-    loss_fn: stateful.StatefulLoss, params: types.PyTree, examples: types.PyTree, rng: jax.Array
-) -> bool:
-    """Whether a call of the loss changes the state, or gives back what it got."""
-    leaves, treedef = jax.tree.flatten(loss_fn.model_state)
-
-    def after(values: list[Any]) -> list[Any]:
-        state = jax.tree.unflatten(treedef, values)
-        return jax.tree.leaves(loss_fn.apply(params, state, examples, rng)[1])
-
-    return any(forwarding.changed(after, leaves))
 
 
 def _check_losses(found: types.Losses, batch_size: int) -> None:

@@ -24,7 +24,7 @@ import importlib
 import inspect
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
@@ -238,17 +238,33 @@ def is_ours(part: Any) -> bool:
     return made is not None and made.path.startswith("hetjax.")
 
 
-def takes(function: Callable[..., Any], count: int) -> bool:
-    """Whether a function can be called with so many arguments, as far as its signature tells."""
+def takes(function: Callable[..., Any], count: int, *names: str) -> bool:
+    """Whether a function can be called with so many arguments, as far as its signature tells.
+
+    Args:
+      function: any.
+      count: of the arguments that are given by place.
+      names: of those that are given by name.
+    """
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # of one that is not written in Python
         return True
     try:
-        signature.bind(*range(count))
+        signature.bind(*range(count), **dict.fromkeys(names))
     except TypeError:
         return False
     return True
+
+
+def asked_for(function: Callable[..., Any], names: Sequence[str]) -> tuple[str, ...]:
+    """Those of `names` that a function asks for: it has an argument that is called so."""
+    try:
+        arguments = inspect.signature(function).parameters
+    except (TypeError, ValueError):  # of one that is not written in Python
+        return ()
+    apart = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return tuple(name for name in names if name in arguments and arguments[name].kind in apart)
 
 
 def array_of(given: Any) -> np.ndarray:

@@ -137,6 +137,84 @@ def test_the_model_that_was_passed_in_is_not_changed(batch):
     assert model.drop1.deterministic is True
 
 
+def chain(*layers):
+    return nnx.Sequential(nnx.Linear(5, 8, rngs=nnx.Rngs(0)), *layers)
+
+
+SURE = {"deterministic": True, "rngs": nnx.Rngs(1)}
+MODES = {
+    "eval": lambda: nnx.view(Dropping(nnx.Rngs(0)), deterministic=True),
+    "dropout": lambda: chain(nnx.Dropout(0.5, **SURE)),
+    "attention": lambda: chain(
+        lambda x: x[:, None],
+        nnx.MultiHeadAttention(2, 8, dropout_rate=0.5, decode=False, **SURE),
+        lambda x: x[:, 0],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MODES)
+def test_a_model_trains_in_the_mode_in_which_it_is(name, batch):
+    model = MODES[name]()
+    loss_fn, params = adapters.nnx_loss(model, loss)
+    losses = loss_fn(params, batch, jax.random.key(0))
+    np.testing.assert_allclose(losses, loss(model, batch), rtol=1e-5)
+    model.train()
+    dropped, _ = adapters.nnx_loss(model, loss)
+    assert not np.allclose(dropped(params, batch, jax.random.key(0)), losses)
+
+
+class Explicit(nnx.Module):
+    """A dropout whose randomness is an argument of the call."""
+
+    def __init__(self, rngs):
+        self.dense, self.drop = nnx.Linear(5, 64, rngs=rngs), nnx.Dropout(0.5)
+
+    def __call__(self, x, rngs=None):
+        return self.drop(self.dense(x), rngs=rngs)
+
+
+def by_rngs(model, batch, rngs):
+    return loss(lambda x: model(x, rngs), batch)
+
+
+def by_keyword(model, batch, *, rngs=None):
+    return by_rngs(model, batch, rngs)
+
+
+def by_key(model, batch, rng):
+    return by_rngs(model, batch, nnx.Rngs(rng))
+
+
+def by_linen_rngs(model, batch, rngs):
+    return loss(lambda x: model(x, train=True, rngs=rngs), batch)
+
+
+def by_linen_key(model, batch, *, rng):
+    return loss(model, batch) * jax.random.uniform(rng)
+
+
+@pytest.mark.parametrize("function", [by_rngs, by_keyword, by_key, by_linen_rngs, by_linen_key])
+def test_a_loss_takes_random_numbers_by_name(function, batch):
+    if "linen" in function.__name__:
+        loss_fn, params = linen_case(function)
+    else:
+        loss_fn, params = adapters.nnx_loss(Explicit(nnx.Rngs(0)), function)
+    first, again, other = (loss_fn(params, batch, jax.random.key(seed)) for seed in (0, 0, 1))
+    np.testing.assert_array_equal(first, again)
+    assert not np.any(np.isclose(first, other, rtol=1e-6))
+    keys = jax.random.split(jax.random.key(0), BATCH)
+    alone = loss_fn(params, jax.tree.map(lambda leaf: leaf[:1], batch), keys[0])
+    np.testing.assert_allclose(loss_fn(params, batch, keys)[:1], alone, rtol=1e-6)
+
+
+def test_random_streams_from_outside_are_refused_with_what_to_take(batch):
+    rngs = nnx.Rngs(0)
+    loss_fn, params = adapters.nnx_loss(Explicit(rngs), lambda m, b: by_rngs(m, b, rngs))
+    with pytest.raises(ValueError, match=r"RngCount .*def loss\(model, batch, rngs\)"):
+        jax.eval_shape(loss_fn, params, batch, jax.random.key(0))
+
+
 def test_metrics_have_no_dropout_and_take_any_params(batch):
     model = Dropping(nnx.Rngs(0))
     evaluate = jax.jit(adapters.nnx_metrics(model, metrics))

@@ -25,6 +25,10 @@ class Counter(nnx.Variable):
     """A variable of the user's own kind."""
 
 
+class Codebook(nnx.Param):
+    """A parameter of the user's own kind."""
+
+
 class Block(nnx.Module):
     """With a constant, a dropout, and what `change` does to the variables."""
 
@@ -33,6 +37,7 @@ class Block(nnx.Module):
         self.mask = nnx.Variable(jnp.ones((1, 4)))
         self.count = Counter(jnp.zeros((), jnp.int32))
         self.mean = nnx.Variable(jnp.zeros(4))
+        self.codebook = Codebook(jnp.zeros(4))
         self.drop = nnx.Dropout(0.1, rngs=rngs)
         self.change = change
 
@@ -49,8 +54,20 @@ def averages(block, x):
     block.mean.set_value(0.9 * block.mean[...] + 0.1 * x.mean(0))
 
 
+def moves(block, x):
+    block.codebook[...] = 0.5 * block.codebook[...] + 0.5 * x.mean(0)
+
+
+def moves_bias(block, x):
+    block.linear.bias.set_value(x.mean(0))
+
+
 def made_anew(block, x):
     block.last = nnx.Variable(x.mean())
+
+
+def first_statistics(block, x):
+    block.last = nnx.BatchStat(x.mean())
 
 
 def averages_in_training(block, x):
@@ -81,7 +98,10 @@ MODELS = {
 
 
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize(("change", "named"), [(counts, "count"), (averages, "mean")])
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [(counts, "count"), (averages, "mean"), (moves, "codebook"), (moves_bias, "linear.bias")],
+)
 def test_a_model_that_changes_variables_is_refused_and_they_are_named(name, change, named):
     model = MODELS[name](nnx.Rngs(0), change)
     loss_fn, params = adapters.nnx_loss(model, loss)
@@ -97,10 +117,33 @@ def test_a_model_that_only_has_variables_trains(name):
     assert jax.eval_shape(loss_fn, params, BATCH, jax.random.key(0)).shape == (6,)
 
 
-def test_a_variable_that_a_call_makes_is_refused():
-    loss_fn, params = adapters.nnx_loss(Block(nnx.Rngs(0), made_anew), loss)
+@pytest.mark.parametrize("change", [made_anew, first_statistics])
+def test_a_variable_that_a_call_makes_is_refused(change):
+    loss_fn, params = adapters.nnx_loss(Block(nnx.Rngs(0), change), loss)
     with pytest.raises(ValueError, match="changes last"):
         jax.eval_shape(loss_fn, params, BATCH, jax.random.key(0))
+
+
+def test_a_parameter_that_is_not_trained_may_be_state():
+    of_book = nnx.PathContains("codebook")
+    fields = {"wrt": nnx.PathContains("kernel"), "state": (nnx.BatchStat, of_book)}
+    model = Block(nnx.Rngs(0), moves)
+    loss_fn, params = adapters.nnx_loss(model, loss, **fields)
+    _, after = loss_fn.apply(params, loss_fn.model_state, BATCH, jax.random.key(0))
+    model(BATCH["x"])
+    kept = adapters.nnx_model(Block(nnx.Rngs(0)), params, after, **fields)
+    np.testing.assert_array_equal(kept.codebook[...], model.codebook[...])
+
+
+@pytest.mark.parametrize("norm", [nnx.SpectralNorm, nnx.WeightNorm])
+def test_a_norm_that_writes_its_kernel_is_refused_and_a_copy_of_it_trains(norm):
+    model = norm(nnx.Linear(4, 4, rngs=nnx.Rngs(0)), rngs=nnx.Rngs(1))
+    loss_fn, params = adapters.nnx_loss(model, loss)
+    with pytest.raises(ValueError, match=r"changes layer_instance\.kernel.*nnx\.clone"):
+        jax.eval_shape(loss_fn, params, BATCH, jax.random.key(0))
+    loss_fn, params = adapters.nnx_loss(model, lambda m, batch: loss(nnx.clone(m), batch))
+    expected = loss(model, BATCH)
+    np.testing.assert_allclose(loss_fn(params, BATCH, jax.random.key(0)), expected, rtol=1e-5)
 
 
 def test_what_changes_in_training_alone_is_evaluated():
@@ -184,6 +227,13 @@ def test_a_linen_module_that_changes_a_collection_is_refused(wrap):
         metrics = adapters.linen_metrics(module, variables, lambda m, b: {"loss": loss(m, b)})
         with pytest.raises(ValueError, match=message):
             metrics(params, BATCH)
+
+
+def test_parameters_of_linen_that_a_call_may_change_are_refused():
+    module = linen_case(no_change)()
+    variables = module.init(jax.random.key(0), X[:1])
+    with pytest.raises(ValueError, match="linen_loss: mutable names 'params'"):
+        adapters.linen_loss(module, variables, loss, mutable=("params",))
 
 
 @pytest.mark.parametrize("wrap", ["plain", "remat"])

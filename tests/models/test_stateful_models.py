@@ -127,6 +127,49 @@ def test_fixed_statistics_stay_and_let_every_order_pass(made):
     assert result.summary["train_loss"] < 0.6
 
 
+def test_a_key_for_each_example_goes_with_fixed_statistics_alone():
+    model = Normed(nnx.Rngs(0))
+    moves, params = hetjax.nnx_loss(model, loss)
+    model.norm.use_running_average = True
+    fixed, _ = hetjax.nnx_loss(model, loss)
+    keys = jax.random.split(jax.random.key(0), 50)
+    losses = fixed.apply(params, fixed.model_state, DATA, keys)[0]
+    one = jax.tree.map(lambda leaf: leaf[:1], DATA)
+    np.testing.assert_allclose(losses[:1], fixed(params, one, keys[0]), rtol=1e-5)
+    with pytest.raises(ValueError, match="per_example_rng calls the model with one example"):
+        moves(params, DATA, keys)
+
+
+class WithConstants(nn.Module):
+    @nn.compact
+    def __call__(self, x, train=False):
+        scale = self.variable("constants", "scale", lambda: jnp.ones(()))
+        return LinenNormed()(x, train=train) * scale.value
+
+
+def test_statistics_of_linen_move_beside_constants():
+    module = WithConstants()
+    loss_fn, params = hetjax.linen_loss(
+        module, module.init(jax.random.key(0), X[:1]), training_loss
+    )
+    _, after = loss_fn.apply(params, loss_fn.model_state, DATA, jax.random.key(0))
+    mean = after["batch_stats"]["LinenNormed_0"]["BatchNorm_0"]["mean"]
+    np.testing.assert_allclose(mean, 0.2 * X.mean(0), rtol=1e-5)
+
+
+def plain_axis(params, batch, rng):
+    return (batch["x"] @ params - jax.lax.pmean(batch["x"][:, 0], "batch")) ** 2
+
+
+@pytest.mark.parametrize("name", ["nnx", "plain"])
+def test_statistics_over_an_axis_are_refused_by_its_name(name):
+    norm = nnx.BatchNorm(4, axis_name="batch", rngs=nnx.Rngs(0))
+    of_model = hetjax.nnx_loss(nnx.Sequential(norm, nnx.Linear(4, 2, rngs=nnx.Rngs(0))), loss)
+    given = of_model if name == "nnx" else (plain_axis, np.zeros(4, np.float32))
+    with pytest.raises(ValueError, match="asks for the axis 'batch', and a microbatch has none"):
+        hetjax.fit(*given, OPTIMIZER, DATA, **QUICK)
+
+
 # --- Other state ---
 
 
