@@ -54,14 +54,11 @@ def loss_of(
     Raises:
       ValueError: it takes a mask, and the model keeps no state.
     """
-    names = parts.asked_for(function, ("rngs", "rng", "mask"))
-    by_place = parts.takes(function, 3, *names) and not parts.takes(function, 2, *names)
     keeps_state = bool(jax.tree.leaves(state))
-    takes_mask = by_place or "mask" in names
-    if takes_mask and not keeps_state:
-        names = tuple(name for name in names if name != "mask")
-        if by_place or not parts.takes(function, 2, *names):
-            raise ValueError(f"{caller}: the function takes a mask, and the model keeps no state")
+    names = parts.asked_for(function, ("rngs", "rng", "mask")[: 2 + keeps_state])
+    by_place = not parts.takes(function, 2, *names)  # a mask of any name
+    if by_place and not keeps_state:
+        raise ValueError(f"{caller}: the function takes a mask or more; the model keeps no state")
 
     def losses_of(params: Any, state: Any, batch: Any, key: jax.Array, *mask: Any) -> Any:
         if (num_streams or names) and not is_one_key(key):
@@ -73,10 +70,7 @@ def loss_of(
                 return losses_of(params, state, given[0], key, *given[1:])[0]
 
             if keeps_state and any(forwarding.changed(after, state)):
-                raise ValueError(
-                    f"{caller}: per_example_rng calls the model with one example, and its state "
-                    "changes. Leave it out, or fix the state"
-                )
+                raise ValueError(f"{caller}: with per_example_rng no call may change the state")
             return each_key(of_one, (batch, *mask), key), state
 
         values: dict[str, Callable[[], Any]] = {
@@ -98,7 +92,7 @@ def loss_of(
         return losses_of(params, state, batch, rng)[0]
 
     if keeps_state:
-        return stateful.StatefulLoss(with_mask if takes_mask else losses_of, state)
+        return stateful.StatefulLoss(with_mask if by_place or "mask" in names else losses_of, state)
     return loss_fn
 
 

@@ -64,8 +64,7 @@ def linen_loss(
         return asked(model), model.state
 
     keys: dict[str, Any] = {"num_streams": len(streams), "rngs_of": rngs_of}
-    of_model = fits.loss_of("linen_loss", call, caller.state, per_example_loss, **keys)
-    return of_model, caller.params
+    return fits.loss_of("linen_loss", call, caller.state, per_example_loss, **keys), caller.params
 
 
 def linen_metrics(

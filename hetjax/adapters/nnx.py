@@ -13,14 +13,7 @@ from flax import errors, nnx
 from hetjax.adapters import fits
 from hetjax.losses import forwarding
 
-_HINT = (
-    "To keep what is not trained, name types or paths: nnx_loss(…, state=(nnx.BatchStat, Yours, "
-    "nnx.PathContains('codebook'))). Call nnx.clone(layer) where a trained one is to stay"
-)
-_OUTSIDE = (
-    "A loss changes variables of its own model alone; for random numbers take an argument: "
-    "def loss(model, batch, rngs)"
-)
+_HINT = "Keep it by nnx_loss(…, state=(nnx.BatchStat, …)); if it is trained call nnx.clone(layer)"
 
 
 def nnx_loss(
@@ -100,6 +93,7 @@ def nnx_metrics(
     return fits.metrics_of(metrics_of, maker.state)
 
 
+@jax.transfer_guard("allow")
 def nnx_model(
     model: nnx.Module,
     params: Any,
@@ -141,7 +135,6 @@ class _Maker:
 
     def __init__(self, caller: str, model: nnx.Module, wrt: Any, state: Any) -> None:
         self._caller = caller
-        self._changes = nnx.All(state, nnx.Not(wrt))
         parts: Any = nnx.split(model, wrt, state, ...)
         self._graph, self._trained, self._state, self._rest = parts
         self.params = nnx.to_pure_dict(self._trained)
@@ -149,8 +142,8 @@ class _Maker:
         if not jax.tree.leaves(self.params):
             raise ValueError(f"{caller}: wrt={wrt!r} chooses no variable of the model")
         # What a call may change: streams are seeded anew; what is sown is read or dropped.
-        kept = (self._changes,) if jax.tree.leaves(self.state) else ()
-        self._constant = nnx.Not(nnx.Any(*kept, nnx.RngState, nnx.Intermediate))
+        self._changes = nnx.All(state, nnx.Not(wrt), bool(jax.tree.leaves(self.state)))
+        self._constant = nnx.Not(nnx.Any(self._changes, nnx.RngState, nnx.Intermediate))
         self._handed_on: set[Any] = set()  # paths of those that a trace has found unchanged
 
     def build(self, params: Any, model_state: Any) -> Any:
@@ -193,9 +186,8 @@ class _Maker:
         try:
             found = function(built)
         except errors.TraceContextError as error:
-            said = str(error).partition(" (http")[0]
-            raise ValueError(f"{self._caller}: {said}. {_OUTSIDE}") from error
-        returned = found, nnx.to_pure_dict(nnx.state(built, self._changes)) if self.state else {}
+            hint = "For random numbers take an argument: def loss(model, batch, rngs)"
+            raise ValueError(f"{self._caller}: {error}. {hint}") from error
         after = dict(jax.tree.leaves_with_path(nnx.state(built, self._constant)))
         changed = sorted(after.keys() ^ values.keys(), key=str)
         others = {path for path, value in values.items() if after.get(path) is not value}
@@ -207,4 +199,4 @@ class _Maker:
             where = fits.named(map(fits.dotted, changed))
             raise ValueError(fits.CHANGES.format(where=where, hint=_HINT))
         self._handed_on |= others
-        return returned
+        return found, nnx.to_pure_dict(nnx.state(built, self._changes))

@@ -191,7 +191,7 @@ class Stepped:
             for index, worker in enumerate(self._workers):
                 params, model_state, begun = rows[index]
                 task = self._threads.submit(
-                    self._work,
+                    debugging.moving(self._work),
                     round_index,
                     worker,
                     types.Shared(params, handed_out[index], model_state),

@@ -258,13 +258,12 @@ def takes(function: Callable[..., Any], count: int, *names: str) -> bool:
 
 
 def asked_for(function: Callable[..., Any], names: Sequence[str]) -> tuple[str, ...]:
-    """Those of `names` that a function asks for: it has an argument that is called so."""
+    """Those of `names` that are the name of an argument of a function."""
     try:
         arguments = inspect.signature(function).parameters
     except (TypeError, ValueError):  # of one that is not written in Python
         return ()
-    apart = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    return tuple(name for name in names if name in arguments and arguments[name].kind in apart)
+    return tuple(name for name in names if name in arguments)
 
 
 def array_of(given: Any) -> np.ndarray:

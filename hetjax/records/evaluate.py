@@ -37,6 +37,7 @@ def _once_a_function(make: Callable[..., Any]) -> Callable[..., Any]:
     return made
 
 
+@jax.transfer_guard("allow")
 def evaluate(
     params: types.PyTree,
     source: Any,

@@ -14,9 +14,9 @@ from typing import Any
 import jax
 import numpy as np
 
+from hetjax import debugging, types
 from hetjax import mesh as mesh_lib
 from hetjax import parts as parts_lib
-from hetjax import types
 from hetjax.data import stream
 from hetjax.local import nonfinite, packing
 from hetjax.losses import loss as losses_lib
@@ -162,7 +162,7 @@ class Report:
             if self._round_secs is None:
                 self._settle()
                 self.end(time.perf_counter())
-            self._line = self._read()
+            self._line = debugging.moving(self._read)()
         return self._line
 
     def check(self) -> None:

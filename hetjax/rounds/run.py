@@ -59,6 +59,7 @@ class Run(engine.Engine):
         ([1.0, -2.0, 3.0], 2560)
     """
 
+    @jax.transfer_guard("allow")
     def __init__(
         self,
         loss_fn: losses_lib.LossFn,
@@ -81,6 +82,7 @@ class Run(engine.Engine):
         self._given = loss_fn, params, optimizer, source
         super().__init__(loss_fn, params, source, optimizer=optimizer, **options)
 
+    @jax.transfer_guard("allow")
     def init(self, given: types.PyTree = (), *, train: types.TrainState | None = None) -> RunState:
         """The state before the first round; the first call compiles and warms up.
 
@@ -122,6 +124,7 @@ class Run(engine.Engine):
             per_example_rng=setup.per_example_rng,
         )
 
+    @jax.transfer_guard("allow")
     def restore(
         self, directory: str | pathlib.Path, given: types.PyTree = (), *, force: bool = False
     ) -> RunState:
@@ -168,6 +171,7 @@ class Run(engine.Engine):
             return True
         return bool(self.end_of_source(state))
 
+    @jax.transfer_guard("allow")
     def params(self, state: RunState) -> tuple[types.PyTree, dict[str, float] | None]:
         """The parameters on this process's first device, and how far the replicas are from them.
 
@@ -256,11 +260,12 @@ class Run(engine.Engine):
         """
         if kind not in self.warm:
             run_state.check_state(state, self)
-            state = warm_up.of_run(self, self._execute, state, kind, given)
+            state = debugging.moving(warm_up.of_run)(self, self._execute, state, kind, given)
         plan = self.open(state, kind=kind, given=given, again=again)
         with jax.profiler.StepTraceAnnotation("round", step_num=plan.local.round_index):
-            executed = self._execute(state, plan, request=request, meanwhile=meanwhile)
-            rounds, report = self.close_round(executed)
+            execute = debugging.moving(self._execute)
+            executed = execute(state, plan, request=request, meanwhile=meanwhile)
+            rounds, report = debugging.moving(self.close_round)(executed)
         report.mean, report.own = executed.sums.mean, executed.sums.own
         return self.next_state(state, executed, rounds), report
 

@@ -17,6 +17,7 @@ from hetjax.ordering import ordering
 from hetjax.processes import waits
 
 
+@jax.transfer_guard("allow")
 def make_train_state(
     params: types.PyTree,
     optimizer: optax.GradientTransformation | None,

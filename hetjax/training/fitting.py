@@ -28,6 +28,7 @@ from hetjax.writers import background
 from hetjax.writers import records as writer_records
 
 
+@jax.transfer_guard("allow")
 def fit(
     loss_fn: losses_lib.LossFn,
     params: types.PyTree,

@@ -136,7 +136,7 @@ def test_a_key_for_each_example_goes_with_fixed_statistics_alone():
     losses = fixed.apply(params, fixed.model_state, DATA, keys)[0]
     one = jax.tree.map(lambda leaf: leaf[:1], DATA)
     np.testing.assert_allclose(losses[:1], fixed(params, one, keys[0]), rtol=1e-5)
-    with pytest.raises(ValueError, match="per_example_rng calls the model with one example"):
+    with pytest.raises(ValueError, match="with per_example_rng no call may change"):
         moves(params, DATA, keys)
 
 
@@ -166,7 +166,7 @@ def test_statistics_over_an_axis_are_refused_by_its_name(name):
     norm = nnx.BatchNorm(4, axis_name="batch", rngs=nnx.Rngs(0))
     of_model = hetjax.nnx_loss(nnx.Sequential(norm, nnx.Linear(4, 2, rngs=nnx.Rngs(0))), loss)
     given = of_model if name == "nnx" else (plain_axis, np.zeros(4, np.float32))
-    with pytest.raises(ValueError, match="asks for the axis 'batch', and a microbatch has none"):
+    with pytest.raises(ValueError, match=r"unbound axis name: batch\. A .*leave axis_name out"):
         hetjax.fit(*given, OPTIMIZER, DATA, **QUICK)
 
 

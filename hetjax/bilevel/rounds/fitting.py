@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import jax
 import optax
 
 from hetjax import parts, starting, types
@@ -26,6 +27,7 @@ MetricsFn = Callable[[types.PyTree, types.PyTree], dict[str, Any]]
 """`(y, examples) -> {name: f32[B]}`."""
 
 
+@jax.transfer_guard("allow")
 def fit_bilevel(
     problem: Bilevel,
     x: types.PyTree,

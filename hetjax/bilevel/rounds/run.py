@@ -61,6 +61,7 @@ class BilevelRun:
     Arguments as of `hetjax.fit_bilevel`.
     """
 
+    @jax.transfer_guard("allow")
     def __init__(
         self,
         problem: Bilevel,
@@ -94,6 +95,7 @@ class BilevelRun:
         self.levels[UPPER].run.__exit__(kind, error, trace)  # a guest of the other
         self.lower.run.__exit__(kind, error, trace)
 
+    @jax.transfer_guard("allow")
     def init(self) -> BilevelState:
         """The state before the first outer step; compiles the first kind of round of each level."""
         return BilevelState(
@@ -129,6 +131,7 @@ class BilevelRun:
         y = self.y0 if state.kept is None else self.read(state.kept.y)
         return {"x": per_example.plain(self.read(state.x if x is None else x)), "y": y}
 
+    @jax.transfer_guard("allow")
     def step(
         self,
         state: BilevelState,
