@@ -19,8 +19,9 @@ class Losses(NamedTuple):
     """What a loss function may return, beside losses alone and `(losses, weights)`.
 
     An update descends `sum(weights * losses) / sum(weights)` over its round, whose derivative it is
-    also where the weights depend on the parameters; `jax.lax.stop_gradient` makes them constant. A
-    metric is reported as its weighted mean over the round and changes nothing.
+    also where the weights depend on the parameters; `jax.lax.stop_gradient` makes them constant. As
+    the second value of a tuple such weights are refused. A metric is reported as its weighted mean
+    over the round and changes nothing.
 
     Example:
         >>> def loss_fn(params, batch, rng):

@@ -71,10 +71,10 @@ def weighted_loss(params: Any, batch: Any, rng: jax.Array) -> hetjax.Losses:
     )
 
 
-def varying_loss(params: Any, batch: Any, rng: jax.Array) -> tuple[jax.Array, jax.Array]:
+def varying_loss(params: Any, batch: Any, rng: jax.Array) -> hetjax.Losses:
     """Weights that depend on the parameters."""
     losses = plain_loss(params, batch, rng)
-    return losses, jnp.exp(0.3 * batch["x"][:, 1]) / (1 + losses)
+    return hetjax.Losses(losses, jnp.exp(0.3 * batch["x"][:, 1]) / (1 + losses))
 
 
 LOSSES = {"plain": plain_loss, "weighted": weighted_loss, "varying": varying_loss}

@@ -14,7 +14,8 @@ from hetjax.ordering import ordering
 
 LossFn = Callable[[types.PyTree, types.PyTree, jax.Array], Any]
 """`(params, examples, rng) -> losses f32[B]`, or `(losses, weights)`, both f32[B] or, with more
-axes such as tokens, of one shape f32[B, ...], or a `hetjax.Losses`, which may have metrics too."""
+axes such as tokens, of one shape f32[B, ...], or a `hetjax.Losses`, which may have metrics too, and
+weights that depend on the parameters."""
 
 _TAKEN_NAMES = ("loss", "secs")  # `train_loss` and `train_secs` of the summary are others
 
@@ -150,7 +151,14 @@ def check_loss(
     def pair(*arguments: Any) -> tuple[Any, Any]:
         return split(loss_fn(*arguments))[:2]
 
-    varies = weights_lib.depend(pair, params, examples, rng)
+    is_named = isinstance(returned, types.Losses)
+    if not is_named and weights_lib.reached(pair, params, examples, rng):
+        raise ValueError(
+            "loss_fn returned a tuple whose second value depends on the parameters. To report it, "
+            "return hetjax.Losses(losses, metrics={'name': value}); to weigh the losses by it, "
+            "hetjax.Losses(losses, weights=value)"
+        )
+    varies = is_named and weights_lib.depend(pair, params, examples, rng)
     return Traced(metrics, varies, changes_state, divisor)
 
 
@@ -177,7 +185,8 @@ def _check_losses(found: types.Losses, batch_size: int) -> None:
             return
         raise ValueError(
             f"loss_fn returned losses {_shown(losses)} with weights {_shown(weights)}: allowed is "
-            "one weight for each loss, or with model_state= a state"
+            "one weight for each loss; with model_state= a state; or to report numbers, "
+            "hetjax.Losses(losses, metrics={'name': value})"
         )
     hint = ""
     if shape == ():

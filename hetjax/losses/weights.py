@@ -1,4 +1,4 @@
-"""Do the weights of a loss depend on what it is differentiated by?
+"""Do the weights of a loss depend on what it is differentiated by, or does it reach them at all?
 
 A mean loss is `sum(w l) / sum(w)`. If its weights are constant, its gradient is that of the
 numerator over a number. Else it takes the quotient rule and the gradient of the denominator.
@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 
 from hetjax import debugging
@@ -52,4 +53,40 @@ def depend(function: Callable[..., tuple[Any, PyTree]], point: PyTree, *rest: An
         return jax.vjp(weights, point)[0]
 
     debugging.shapes(differentiated, point, *rest)
+    return any(seen)
+
+
+def reached(function: Callable[..., tuple[Any, PyTree]], point: PyTree, *rest: Any) -> bool:
+    """Whether the point reaches the weights at all: by `argmax`, a comparison, `stop_gradient`.
+
+    By `jax.vmap`, which follows what is made of a mapped argument into every loop and call. What it
+    cannot map counts as reached; a loss that asks for numbers, in debugging, as of `depend`.
+
+    Args:
+        function, point, rest: as of `depend`.
+
+    Example:
+        >>> reached(lambda x, a: ((x - a) ** 2, x > a), 2.0, jnp.arange(3.0))
+        True
+        >>> reached(lambda x, a: ((x - a) ** 2, a > 1), 2.0, jnp.arange(3.0))
+        False
+    """
+    seen: list[bool] = []
+
+    @jax.custom_batching.custom_vmap
+    def watched(weights: jax.Array) -> jax.Array:
+        return weights
+
+    @watched.def_vmap
+    def _(size: int, is_mapped: list[bool], weights: jax.Array) -> tuple[jax.Array, bool]:
+        seen.extend(is_mapped)
+        return weights, is_mapped[0]
+
+    def mapped(point: PyTree, *rest: Any) -> PyTree:
+        return jax.vmap(lambda point: jax.tree.map(watched, function(point, *rest)[1]))(point)
+
+    try:
+        debugging.shapes(mapped, jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], point), *rest)
+    except Exception:
+        return not debugging.is_on() or depend(function, point, *rest)
     return any(seen)

@@ -42,7 +42,7 @@ def weighted_softmax_loss(weights, batch, rng):
 def varying_softmax_loss(weights, batch, rng):
     """With weights that depend on the parameters."""
     losses = softmax_loss(weights, batch, rng)
-    return losses, example_weights(batch) + 1 / (1 + losses)
+    return hetjax.Losses(losses, example_weights(batch) + 1 / (1 + losses))
 
 
 def _centred_softmax_loss(weights, state, batch, rng):

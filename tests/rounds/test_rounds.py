@@ -96,7 +96,7 @@ def test_a_round_of_weight_zero_changes_nothing():
 
     def zero_weight(weights, batch, rng):
         losses = problems.softmax_loss(weights, batch, rng)
-        return losses, 0 * losses
+        return losses, np.zeros(losses.shape, losses.dtype)
 
     weights = problems.initial_weights(np.float32)
     optimizer = promotion.promoting(

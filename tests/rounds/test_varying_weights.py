@@ -87,7 +87,8 @@ def test_a_rule_of_gradients_alone_is_refused_where_weights_vary():
 
 def test_a_microbatch_whose_weights_have_no_finite_gradient_is_left_out():
     def at_a_corner(params, batch, rng):
-        return (params - batch["a"]) ** 2, 1 + jnp.sqrt(jnp.abs(params - batch["a"]))
+        weights = 1 + jnp.sqrt(jnp.abs(params - batch["a"]))
+        return hetjax.Losses((params - batch["a"]) ** 2, weights)
 
     data = {"a": np.array([2, 4, 1, 3], np.float32)}  # at 2 the square root has no derivative
     fields = {"epochs": 1, "microbatch_size": 2, "budget": 2, "local": "virtual", "workers": 1}

@@ -56,10 +56,10 @@ def loss_fn(params: Any, batch: Any, rng: jax.Array) -> hetjax.Losses:
     return hetjax.Losses(losses, weights, {"again": losses})
 
 
-def held(params: Any, batch: Any, rng: jax.Array) -> tuple[jax.Array, jax.Array]:
+def held(params: Any, batch: Any, rng: jax.Array) -> hetjax.Losses:
     """The same with constant weights."""
     losses, weights, _ = loss_fn(params, batch, rng)
-    return losses, jax.lax.stop_gradient(weights)
+    return hetjax.Losses(losses, jax.lax.stop_gradient(weights))
 
 
 def objective(

@@ -52,7 +52,7 @@ def loss_of(problem: Bilevel, level: str) -> losses_lib.LossFn:
         found = loss(per_example.plain(point.x), point.y, examples)
         if isinstance(found, types.Losses) and found.metrics is not None:
             raise ValueError("the loss returns metrics, which no request adds up; leave them out")
-        return found
+        return losses_lib.split(found)  # its weights may depend on x and y
 
     return of_point
 
