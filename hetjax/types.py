@@ -108,11 +108,12 @@ class Carried(NamedTuple):
 class StateChange(NamedTuple):
     """What microbatches change of a model's state, added up.
 
-    Each is a tree like the state, with None in the place of the other one's leaves.
+    Each is a tree like the state, with None in the place of the others' leaves.
     """
 
     means: PyTree  # sums over the examples, to be divided by their number
     sums: PyTree
+    alike: PyTree  # f32[bits + 1]: in how many microbatches each bit is set; how many there were
 
 
 class Contribution(NamedTuple):
@@ -180,6 +181,7 @@ class SyncMetrics(NamedTuple):
     worker_losses: jax.Array  # f32[W]: of `loss_sum`, what each worker's examples make
     worker_weights: jax.Array  # f32[W]: weight of what each worker did
     metric_sums: PyTree = ()  # as in `Contribution`, of all workers
+    unlike: PyTree = ()  # bool[n]: the model's n integers and booleans that no one new value has
 
 
 def while_called(refuse: Callable[[], PyTree]) -> Any:

@@ -3,7 +3,8 @@
 Each microbatch begins at the round's state. What it changes is added up over the microbatches,
 weighted by their numbers of examples, and divided once. So a round is one step of a running
 average, by the mean of the microbatches' statistics (ghost batch normalisation), whatever the
-quotas are.
+quotas are. Integers and booleans have no mean: their bits are counted, and the new value is taken
+where all microbatches agree.
 
 References:
     Hoffer, Hubara, Soudry, "Train longer, generalize better", 2017, arXiv 1705.08741, for the
@@ -17,11 +18,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from hetjax import parts, trees, types
 from hetjax.parts import options
 
 MEAN, SUM = "mean", "sum"
+_ALIKE = "alike"  # the mean of what has none: the new value, if all microbatches make the same
 _FORM = "loss_fn(params, state, batch, rng) -> (losses, new_state), or with a fifth argument mask"
 
 
@@ -37,8 +40,9 @@ class StatefulLoss:
             `loss_fn` may return. With a fifth argument it gets `mask f32[B]`, 0 for padding.
         model_state: a pytree of arrays.
         state_reduce: what a round makes of the changes of its microbatches, by the path of a leaf
-            or of all under it: "mean" (the default of floating point), weighted by examples; or
-            "sum", such as of counters. Integers have no default.
+            or of all under it: "mean" (the default), weighted by examples, or of integers and
+            booleans the new value, where all microbatches make the same; or "sum", which adds up
+            over microbatches.
 
     Raises:
         ValueError: the function takes other arguments.
@@ -66,7 +70,7 @@ class StatefulLoss:
         """What is made of the changes of each leaf of the state.
 
         Raises:
-            ValueError: a path is not there, or an integer has nothing said of it.
+            ValueError: a path is not there, or a leaf has no such mean or sum.
         """
         paths = [path_of(path) for path, _ in jax.tree.leaves_with_path(self.model_state)]
         for name, mode in self.state_reduce.items():
@@ -80,13 +84,26 @@ class StatefulLoss:
             kind = jnp.result_type(leaf)
             asked = [name for name in self.state_reduce if _is_under(path, name)]
             mode = self.state_reduce[max(asked, key=len)] if asked else MEAN
-            if mode == MEAN and not jnp.issubdtype(kind, jnp.floating):
+            is_whole = kind == jnp.bool_ or jnp.issubdtype(kind, jnp.integer)
+            is_mean = mode == MEAN and (is_whole or jnp.issubdtype(kind, jnp.floating))
+            if not is_mean and not (mode == SUM and jnp.issubdtype(kind, jnp.number)):
                 raise ValueError(
-                    f"model_state: {path} has dtype {kind}, of which no mean is taken; "
-                    f"state_reduce={{{path!r}: 'sum'}} adds up"
+                    f"model_state: {path} has dtype {kind}, of which no {mode} is taken; allowed "
+                    "are numbers, booleans with 'mean', and jax.random.key_data of keys"
                 )
-            found.append(mode)
+            found.append(_ALIKE if is_whole and mode == MEAN else mode)
         return tuple(found)
+
+    def told_unlike(self, unlike: Any) -> str:
+        """What microbatches changed unlike one another; `unlike` is of `SyncMetrics`."""
+        leaves = zip(jax.tree.leaves_with_path(self.model_state), self.modes, strict=True)
+        whole = [path_of(path) for (path, _), mode in leaves if mode == _ALIKE]
+        name = whole[int(np.argmax(unlike))]
+        return (
+            f"the microbatches changed {name} of the model's state unlike one another. "
+            f"state_reduce={{{name!r}: 'sum'}} adds up the changes of integers over microbatches; "
+            "a mean of others needs floating point"
+        )
 
     def __call__(self, params: types.PyTree, examples: types.PyTree, rng: jax.Array) -> Any:
         """The losses at the state of the beginning, without padding."""
@@ -138,13 +155,23 @@ class StatefulLoss:
             after: the state after the microbatch.
             count: f[], examples.
         """
+
+        def of_leaf(old: Any, new: Any, mode: str) -> jax.Array:
+            if mode == _ALIKE:
+                bits = jnp.unpackbits(jnp.asarray(new).reshape(-1).view(jnp.uint8))
+                planes = jnp.append(bits, jnp.uint8(1)).astype(jnp.float32)
+                return planes * (count > 0).astype(jnp.float32)
+            times = (count if mode == MEAN else count > 0).astype(_wide(old))
+            return (jnp.asarray(new, times.dtype) - jnp.asarray(old, times.dtype)) * times
+
         olds, treedef = jax.tree.flatten(before)
-        differences = []
-        for old, new, mode in zip(olds, jax.tree.leaves(after), self.modes, strict=True):
-            wide = _wide(old)
-            times = (count if mode == MEAN else count > 0).astype(wide)
-            differences.append((jnp.asarray(new, wide) - jnp.asarray(old, wide)) * times)
-        return self._split(treedef, differences)
+        changes = list(map(of_leaf, olds, jax.tree.leaves(after), self.modes))
+
+        def of_mode(own: str) -> types.PyTree:
+            pairs = zip(changes, self.modes, strict=True)
+            return jax.tree.unflatten(treedef, [x if mode == own else None for x, mode in pairs])
+
+        return types.StateChange(of_mode(MEAN), of_mode(SUM), of_mode(_ALIKE))
 
     def zeros(self, state: types.PyTree) -> types.StateChange:
         """Before the first microbatch of a round.
@@ -152,14 +179,7 @@ class StatefulLoss:
         Args:
             state: of the model, for its shapes.
         """
-        leaves, treedef = jax.tree.flatten(state)
-        return self._split(treedef, [jnp.zeros(jnp.shape(leaf), _wide(leaf)) for leaf in leaves])
-
-    def _split(self, treedef: Any, values: list[Any]) -> types.StateChange:
-        pairs = list(zip(values, self.modes, strict=True))
-        means = treedef.unflatten([value if mode == MEAN else None for value, mode in pairs])
-        sums = treedef.unflatten([value if mode == SUM else None for value, mode in pairs])
-        return types.StateChange(means, sums)
+        return jax.tree.map(jnp.zeros_like, self.change(state, state, jnp.float32(0)))
 
 
 def of(loss_fn: Any, model_state: types.PyTree | None, state_reduce: Any = None) -> Any:
@@ -193,12 +213,21 @@ def changed(state: types.PyTree, change: types.PyTree, num_examples: Any) -> typ
         return state
     scale = 1 / jnp.where(num_examples > 0, num_examples, 1)
 
-    def one(old: Any, mean: Any, total: Any) -> Any:
+    def one(old: Any, mean: Any, total: Any, alike: Any) -> Any:
+        if alike is not None:
+            new = jnp.packbits(alike[:-1] > 0).view(old.dtype).reshape(old.shape)
+            return jnp.where(alike[-1] > 0, new, old)
         step = total if mean is None else mean * scale.astype(mean.dtype)
         return (old.astype(step.dtype) + step).astype(old.dtype)
 
-    # Its leaves are None where the other one of the two has a number.
-    return jax.tree.map(one, state, change.means, change.sums)
+    # Its leaves are None where another one of the three has a number.
+    return jax.tree.map(one, state, *change)
+
+
+def unlike(change: types.StateChange) -> Any:
+    """`bool[n]`, which of a round's new integers and booleans are not all the same; () of none."""
+    found = jax.tree.leaves(change.alike)
+    return jnp.stack([jnp.any((n[:-1] > 0) & (n[:-1] < n[-1])) for n in found]) if found else ()
 
 
 def _wide(leaf: Any) -> Any:

@@ -170,8 +170,13 @@ class Report:
 
         Raises:
             NonFiniteError: a microbatch of it was not finite, and the run is to stop.
-            ValueError: the weight that a rule of the user's makes is not finite.
+            ValueError: the weight that a rule of the user's makes is not finite, or microbatches
+                changed an integer of the model's state unlike one another.
         """
+        if np.any(self.totals.unlike):
+            of: Any = self._setup.loss_fn
+            told = of.told_unlike(self.totals.unlike)
+            raise ValueError(f"round {self._plan.local.round_index}: {told}")
         bad = np.flatnonzero(self.totals.nonfinite_microbatch >= 0)
         if not bad.size or self._setup.config.nonfinite != "stop":
             weights = np.asarray(self.totals.worker_weights)  # what is skipped is in none of them

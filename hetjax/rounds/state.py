@@ -190,8 +190,12 @@ def mean_of_rows(rows: types.PyTree) -> types.PyTree:
 
 
 def mean_on(rows: types.PyTree, device: jax.Device) -> types.PyTree:
-    """The mean of leaves `[W, ...]`, on `device`; all processes call it."""
-    return jax.device_put(_measured(rows)[0], device)
+    """The mean of leaves `[W, ...]`, on `device`, of integers one; all processes call it."""
+    mean = jax.tree.map(
+        lambda x, mean: mean if jnp.issubdtype(x.dtype, jnp.inexact) else mesh_lib.own_row(x),
+        *(rows, _measured(rows)[0]),
+    )
+    return jax.device_put(mean, device)
 
 
 def _measured(rows: types.PyTree) -> tuple[types.PyTree, jax.Array, jax.Array]:

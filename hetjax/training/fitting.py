@@ -89,7 +89,8 @@ def fit(
             state, and a round changes it by the mean of their changes, weighted by examples. What
             `nnx_loss` and `linen_loss` make of a model with such variables brings its own.
         state_reduce: `{"path": "mean" or "sum"}`, for leaves of the state whose changes are added
-            up, such as counters.
+            up over microbatches. Integers and booleans have no mean: all microbatches of a round
+            make the same of them, or the run stops.
         workdir: gets `config.json`, `metrics.jsonl`, `summary.json`, `report.html` and
             `checkpoints`; `hetjax.load` reads them. The same call replaces those
             of a finished run. One run at a time holds it.

@@ -95,7 +95,5 @@ FIELDS = {"microbatch_size": SIZE, "budget": 8, "cluster": VIRTUAL, "quota": "ad
 
 
 def fit(loss_fn=loss_with_mask, **fields):
-    fields = {"epochs": 3, "progress": False, **SUM, **FIELDS, **fields}
-    return hetjax.fit(
-        loss_fn, weights(), optax.sgd(0.01), examples(), model_state=begun(), **fields
-    )
+    fields = {"model_state": begun(), "epochs": 3, "progress": False, **SUM, **FIELDS, **fields}
+    return hetjax.fit(loss_fn, weights(), optax.sgd(0.01), examples(), **fields)

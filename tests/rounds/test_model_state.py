@@ -166,6 +166,71 @@ def test_gossip_mixes_the_state_with_the_parameters(name, float64):
         assert distance(mean, run.model_state(state)) < 1e-12
 
 
+FACTOR, TERM = np.uint32(1664525), np.uint32(1013904223)
+
+
+def alike(params, state, batch, rng):
+    """Losses that tell the step, and integers that every microbatch changes alike."""
+    losses = (batch["x"] @ params).sum(-1)
+    step = state["step"] + 1
+    after = {"step": step, "first": jnp.zeros((), bool), "hash": state["hash"] * FACTOR + TERM}
+    return losses - jax.lax.stop_gradient(losses) + step[0], {**state, **after}
+
+
+ALIKE = {
+    "step": np.zeros((2, 1), np.int64),
+    "first": np.array(True),
+    "hash": np.array([0, 1, 2**32 - 1], np.uint32),
+    "kept": np.array([-128, 127], np.int8),
+}
+UNEVEN = {"quota": {"policy": "static", "proportions": [4, 3, 1, 0.1]}}
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {"local": "stepped", "gate": "first", "data": {"last": "pad"}},
+        {"local": "fused", "reducer": "ring", **UNEVEN},
+        {"local": "virtual", "reducer": "matcha", **UNEVEN},
+        {"local": "stepped", "reducer": "d_psgd", "ema": 0.5, **UNEVEN},
+    ],
+)
+def test_integers_that_change_alike_take_one_step_a_round(parts, float64, tmp_path):
+    def loss(params, state, batch, rng, mask):
+        return alike(params, state, batch, rng)
+
+    fields = {**parts, "model_state": ALIKE, "state_reduce": {}, "workdir": tmp_path}
+    fit(loss, max_rounds=2, **fields)
+    result = fit(loss, **fields)
+    rounds = result.summary["rounds"]
+    assert [line["loss"] for line in result.history] == list(range(1, rounds + 1))
+    state, expected = result.model_state, ALIKE["hash"]
+    for _ in range(rounds):
+        expected = expected * FACTOR + TERM
+    np.testing.assert_array_equal(state["hash"], expected)
+    np.testing.assert_array_equal(state["step"], np.full((2, 1), rounds))
+    np.testing.assert_array_equal(state["kept"], ALIKE["kept"])
+    assert not state["first"]
+    for leaf, begun_leaf in zip(*map(jax.tree.leaves, (state, ALIKE)), strict=True):
+        assert leaf.dtype == begun_leaf.dtype
+
+
+@pytest.mark.parametrize("parts", [{}, {"reducer": "d_psgd", "local": "virtual"}])
+def test_integers_that_change_unlike_are_refused_by_name(parts, float64):
+    def loss(params, state, batch, rng):
+        losses, after = alike(params, state, batch, rng)
+        return losses, after | {"kept": state["kept"] + counted(batch)}
+
+    def counted(batch):
+        return (batch["x"][:1, :2] > 0)[0].astype(np.int8)
+
+    message = r"round 0: .* changed kept of .* unlike .*state_reduce=\{'kept': 'sum'\}"
+    with pytest.raises(ValueError, match=message):
+        fit(loss, model_state=ALIKE, **{"state_reduce": {}, **parts})
+    if not parts:
+        fit(loss, model_state=ALIKE, state_reduce={"kept": "sum"}, max_rounds=1)
+
+
 def test_weights_of_a_loss_do_not_weigh_the_state(float64):
     def weighted(params, state, batch, rng, mask):
         losses, after = loss_with_mask(params, state, batch, rng, mask)

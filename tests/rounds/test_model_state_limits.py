@@ -110,7 +110,11 @@ def test_a_loss_with_a_state_and_none_given_is_refused():
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({}, r"calls has dtype int64.*state_reduce=\{'calls': 'sum'\}"),
+        (
+            {**SUM, "model_state": begun() | {"calls": np.array(True)}},
+            r"calls has dtype bool, of .* sum",
+        ),
+        ({"model_state": begun() | {"mean": jax.random.key(0)}}, r"mean has .*jax.random.key_data"),
         ({"state_reduce": {"cals": "sum"}}, r"state_reduce: 'cals' .*Did you mean 'calls'\?"),
         ({**SUM, "reducer": "d_psgd"}, r"state_reduce: got 'sum'"),
         ({**SUM, "data": {"last": "pad"}}, r"data.last: got 'pad'"),
