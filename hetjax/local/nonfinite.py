@@ -20,6 +20,7 @@ from hetjax.local import rules
 from hetjax.losses import stateful
 
 MOST_IDS = 10  # that a message shows
+COMES = "no operation makes it: it comes from"  # in a sentence about what was not finite before
 _LIBRARIES = ("jax", "jaxlib", "flax", "optax", "numpy", "hetjax")
 _INNER = ("jaxpr", "call_jaxpr", "fun_jaxpr")  # where a call keeps its program
 
@@ -51,31 +52,38 @@ def cause(
         rng: the key of the worker's pass.
     """
     if odd := _not_finite(shared.params):
-        return f"The parameters {odd} were not finite before: the update before made them so."
+        made = "the update before made them so, or they were given"
+        return f"The parameters{odd} were not finite before: {made}."
     try:
         last = load(rows[-1])
         if odd := _not_finite(last.examples):
-            return f"The examples themselves are not finite: {odd}."
+            return f"The examples themselves are not finite:{odd}."
         worker, sums = rule.begin(shared, kept if rule.keeps_worker else rule.init(shared.params))
         if rule.losses is None:  # what it adds may depend on the microbatches before
             for ids in rows[:-1]:
                 worker, sums = rule.add(shared, worker, sums, load(ids), rng)
-        found = search(rule.add, shared, worker, sums, last, rng)
+        found = search(rule.add, shared, worker, sums, last, rng, taken=True)
     except jax.errors.ConcretizationTypeError:
         return "The loss asks for numbers: debug=True with jax_debug_nans tells the operation."
     except Exception as error:
         return f"It could not be repeated: {type(error).__name__}: {error}."
     if not found:
         return "Repeated by itself it is finite."
-    text = f"The first number that is not finite, {found[0].kind}, is made by {found[0]}."
-    return text + "".join(f" The first NaN is made by {nan}." for nan in found[1:])
+    if found[0].is_maker:
+        text = f"The first number that is not finite, {found[0].kind}, is made by {found[0]}."
+        return text + "".join(f" The first NaN is made by {nan}." for nan in found[1:])
+    source = "a constant of the program"
+    own = {"what the rule keeps": (worker, sums), "the model's state": shared.model_state}
+    for whose, tree in {**own, "the values given to the round": shared.given}.items():
+        source = f"{whose}{odd}" if (odd := _not_finite(tree)) else source
+    return f"It is {found[-1].kind}, and {COMES} {source}, which {found[-1]} takes."
 
 
 def _not_finite(tree: types.PyTree) -> str:
     """The first leaf that is not, by name."""
     for path, leaf in jax.tree.leaves_with_path(tree):
-        if np.issubdtype(leaf.dtype, np.inexact) and not np.isfinite(np.asarray(leaf)).all():
-            return repr(stateful.path_of(path))
+        if _kinds([leaf])[1]:
+            return f" {stateful.path_of(path)!r}" if path else " (the array)"
     return ""
 
 
@@ -85,6 +93,7 @@ class Operation(NamedTuple):
     name: str
     kind: str
     place: str  # in the user's program
+    is_maker: bool = True  # else it takes one that no operation made
 
     def __str__(self) -> str:
         return f"{self.name} in {self.place}"
@@ -94,7 +103,7 @@ class _FoundError(Exception):
     """There is nothing more to look for."""
 
 
-def search(function: Callable[..., Any], *arguments: Any) -> list[Operation]:
+def search(function: Callable[..., Any], *arguments: Any, taken: bool = False) -> list[Operation]:
     """Does a function operation by operation; the ones that made what is not finite.
 
     That is the first one that made such a number of finite ones, and the first that made a NaN of
@@ -103,13 +112,16 @@ def search(function: Callable[..., Any], *arguments: Any) -> list[Operation]:
     Args:
         function: that is traced. Loops are done step by step.
         *arguments: its, with numbers.
+        taken: if none made it and the result is not finite, the ones that took such a number, of
+            each kind the first.
     """
     with debugging.eager(True):  # loops and calls are traced as what is in them
         program = jax.make_jaxpr(function)(*arguments)
     found: dict[str, Operation] = {}
     with contextlib.suppress(_FoundError):
-        _run(program, jax.tree.leaves(arguments), found)
-    return list(dict.fromkeys(found.values()))
+        taken &= _kinds(_run(program, jax.tree.leaves(arguments), found))[1]
+    makers = [each for each in found.values() if each.is_maker]
+    return list(dict.fromkeys(makers or (found.values() if taken else ())))
 
 
 def _run(program: Any, arguments: Sequence[Any], found: dict[str, Operation]) -> list[Any]:
@@ -169,6 +181,7 @@ def _look(equation: Any, ins: list[Any], outs: list[Any], found: dict[str, Opera
     if is_nan and not was_nan:
         found["nan"] = made
         raise _FoundError
+    found.setdefault(f"taken {kind}", made._replace(is_maker=False))
 
 
 def _kinds(values: list[Any]) -> tuple[bool, bool]:

@@ -188,7 +188,8 @@ class Report:
         position = int(self.totals.nonfinite_microbatch[worker])
         rows = plan.local.assigned.microbatches(worker)[: position + 1]
         told = f"{self._cause(worker, rows)} ".lstrip()
-        way = "Lower the learning rate or clip gradients"
+        is_given = nonfinite.COMES in told
+        way = "Make that finite" if is_given else "Lower the learning rate or clip gradients"
         is_one_sum = self._setup.programs.embedding is not None  # over the examples of all workers
         if self._plan.programs.updates and not is_one_sum:  # else others go on from the sum
             way += ", or set nonfinite='skip'"

@@ -296,6 +296,7 @@ class Run(engine.Engine):
                     sums = own.sync.call(*given[:-1], plan.given)
                 executed = engine.executed(plan, work, sums, given, asked)
             if first is not None:
+                plan = plan._replace(given=now.given)
                 executed = executed._replace(plan=plan, work=_both(first, executed.work))
             return executed
 

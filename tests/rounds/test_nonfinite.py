@@ -99,6 +99,51 @@ def test_constants_that_are_infinite_are_made_by_nobody():
     assert names[0] == "div"
 
 
+NAN = np.array([1, np.nan, 1], np.float32)
+
+
+@jax.jit
+def looped(x):
+    return jax.lax.scan(lambda total, each: (total + each, None), x, NAN)[0]  # here
+
+
+SOURCES = {  # what is added to the losses, given the state; which operation takes it; whence
+    "array": (lambda state: jnp.asarray(NAN).sum(), "reduce_sum", "a constant"),
+    "literal": (lambda state: jnp.float32(np.nan) * 2, "mul", "a constant"),
+    "loop": (lambda state: looped(jnp.float32(1)), "slice", "a constant"),
+    "beside a mask": (
+        lambda state: jax.nn.softmax(jnp.array([0, -jnp.inf])).sum() + jnp.asarray(NAN)[1],
+        "slice",
+        "a constant",
+    ),
+    "state": (lambda state: state["scale"].sum(), "reduce_sum", r"the .*'scale'"),
+}
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_what_no_operation_makes_is_told_by_where_it_comes_from(name):
+    added, operation, source = SOURCES[name]
+    begun = {"scale": NAN if name == "state" else np.ones(3, np.float32)}
+
+    def loss_fn(weights, state, batch, rng):
+        return problems.softmax_loss(weights, batch, rng) + added(state), state
+
+    said = message_of(loss_fn, model_state=begun)
+    where = f"it comes from {source}.* which .*{operation} in .*test_nonfinite.py.* takes. Make"
+    assert re.search(f"It is NaN, and no operation makes it: {where} that finite", said), said
+
+
+def test_a_loss_over_a_round_that_is_not_finite_is_told_so():
+    loss_fn = hetjax.batch_loss(lambda w, b, rng: b["x"] @ w, lambda w, e, mask: e.sum() * NAN[1])
+    said = message_of(loss_fn, budget=2)
+    assert "it comes from the values given to the round 'cotangents'" in said
+
+
+def test_parameters_that_were_given_are_not_laid_on_an_update():
+    with pytest.raises(hetjax.NonFiniteError, match="or they were given"):
+        problems.fit(examples(), np.full((5, 3), np.nan, np.float32), **FEW)
+
+
 def test_loops_and_branches_are_looked_into():
     @jax.jit
     @jax.checkpoint
