@@ -26,6 +26,8 @@ class Lower(NamedTuple):
     """`(x, y, state, gradients, k) -> (y, state)`; k counts the steps from 0."""
     keeps_state: bool = True
     """Whether the state goes on from one hypergradient to the next, if y does."""
+    uses_x: bool = True
+    """Whether x is in a step beside its gradients, as a learning rate is."""
 
     def first_state(self, x: PyTree, y: PyTree, kept: PyTree = ()) -> PyTree:
         """The state before the first step: what was kept, or a new one.
@@ -144,5 +146,5 @@ def _of_optimizer(
         updates, state = made(x).update(direction(gradients, k), state, y)
         return optax.apply_updates(y, updates), state
 
-    keeps_state = isinstance(tx, optax.GradientTransformation)
-    return Lower(levels, lambda x, y: made(x).init(y), step, keeps_state)
+    is_plain = isinstance(tx, optax.GradientTransformation)
+    return Lower(levels, lambda x, y: made(x).init(y), step, is_plain, uses_x=not is_plain)

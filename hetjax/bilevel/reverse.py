@@ -30,7 +30,7 @@ class Backwards(forwards.Unrolled):
         ]
         return (
             machine.Then(self.pulled),
-            *asks,
+            *([] if self.is_first_order else asks),
             machine.Then(lambda carry: carry._replace(k=carry.k - 1)),
         )
 
@@ -38,7 +38,9 @@ class Backwards(forwards.Unrolled):
         """Pulls the adjoint through the optimiser of step k - 1; products come next."""
         moment = self.moment(carry)
         floats, step = self.smooth_step(moment.opt, carry.k - 1)
-        pull = diagnosis.pull_through(step, carry.x, moment.y, floats, moment.gradients)
+        at = carry.x, moment.y, floats, moment.gradients
+        is_first = self.is_first_order
+        pull = jax.vjp(step, *at)[1] if is_first else diagnosis.pull_through(step, *at)
         x, y, opt, gradients = pull(carry.adjoint)
         grad_x = vectors.add(carry.grad_x, x)
         return carry._replace(adjoint=(y, opt), grad_x=grad_x, gradients=gradients)

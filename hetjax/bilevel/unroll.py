@@ -34,8 +34,9 @@ def unroll(
     Args:
         lower: the steps, from `descent` or `aggregate`.
         num_steps: T.
-        back: K, how many of the last steps are differentiated; by default all. 0: the lower
-            variable counts as constant.
+        back: K, how many of the last steps are differentiated; by default all. 0: the gradients
+            of all steps count as constant, and there are no second derivatives. x gets what it does
+            to the steps itself, as a learning rate does (first-order Meta-SGD).
         mode: 'reverse': memory grows with K. 'forward': memory and time grow with how many numbers
             x has. 'displacement': no derivative; the start's gradient is the start less the point
             where the steps ended (Reptile).

@@ -93,6 +93,23 @@ def first_order_maml() -> float:
     return walking.apart(wanted, tuple(walking.jitted(case.problem, estimator, x, case.y).grad_x))
 
 
+def first_order(dynamics: str, **options) -> float:
+    """`back=0` against `jax.grad` through a loop whose gradients are constants: the rates' own."""
+    case, tx = problems.mlp(), DYNAMICS[dynamics]
+
+    def loop(x, y):
+        constant = lambda _, gradient, k: jax.lax.stop_gradient(gradient)  # noqa: E731
+        return walking.plain(case.problem, tx(x), 5, x, y, direction=constant)[0]
+
+    wanted = jax.jit(jax.grad(loop, (0, 1)), compiler_options=walking.QUICKLY)(case.x, case.y)
+    lower = bilevel.descent(tx)
+    if options.pop("of_ones_own", False):
+        lower = bilevel.Lower(lower.levels, lower.init, lower.step, lower.keeps_state)
+    estimator = bilevel.unroll(lower, 5, start="learned", back=0, **options)
+    x = bilevel.Learned(case.x, case.y)
+    return walking.apart(wanted, tuple(walking.jitted(case.problem, estimator, x, case.y).grad_x))
+
+
 def worst_iterate() -> float:
     """IAPTT: through the steps up to the iterate where F is highest, found by hand; two modes."""
     case, tx = problems.mlp(), optax.sgd(2.0, momentum=0.8)  # F rises and falls
@@ -308,5 +325,11 @@ IDENTITIES: dict[str, Callable[[], float]] = {
     "MAML is jax.grad through the loop": lambda: learned_start("rate in the state"),
     "MAML with checkpoints": lambda: learned_start("adam", checkpoint=True),
     "first-order MAML is no step back": first_order_maml,
+    **{
+        f"no step back leaves a rate its own derivative, {name}": (
+            lambda name=name: first_order(name, of_ones_own=name == "adam, rate in x")
+        )
+        for name in DYNAMICS
+    },
     "the worst iterate is found and differentiated": worst_iterate,
 }

@@ -20,6 +20,10 @@ Cost = bilevel.Cost
 ESTIMATORS = {
     "unroll": (bilevel.unroll(SGD, 7), Cost(0, 8, 7, 7)),
     "unroll, 0 back": (bilevel.unroll(SGD, 7, back=0), Cost(0, 8, 0, 0)),
+    "unroll, 0 back, rate in x": (
+        bilevel.unroll(bilevel.descent(lambda x: optax.sgd(jnp.exp(x["rate"]))), 7, back=0),
+        Cost(0, 8, 0, 0),
+    ),
     "unroll, checkpoints": (bilevel.unroll(SGD, 7, checkpoint=True), Cost(0, 15, 7, 7)),
     "unroll, forward": (bilevel.unroll(SGD, 7, mode="forward"), Cost(0, 8, 7 * 7, 0)),
     "unroll, worst": (bilevel.unroll(SGD, 7, pick="worst"), None),
