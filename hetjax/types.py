@@ -108,12 +108,13 @@ class Carried(NamedTuple):
 class StateChange(NamedTuple):
     """What microbatches change of a model's state, added up.
 
-    Each is a tree like the state, with None in the place of the others' leaves.
+    Two are trees like the state, with None in the place of other leaves.
     """
 
     means: PyTree  # sums over the examples, to be divided by their number
     sums: PyTree
-    alike: PyTree  # f32[bits + 1]: in how many microbatches each bit is set; how many there were
+    alike: dict[str, jax.Array]
+    """f32[bits + 1] of each whole number: of how many microbatches a bit is set; of how many."""
 
 
 class Contribution(NamedTuple):
@@ -181,7 +182,7 @@ class SyncMetrics(NamedTuple):
     worker_losses: jax.Array  # f32[W]: of `loss_sum`, what each worker's examples make
     worker_weights: jax.Array  # f32[W]: weight of what each worker did
     metric_sums: PyTree = ()  # as in `Contribution`, of all workers
-    unlike: PyTree = ()  # bool[n]: the model's n integers and booleans that no one new value has
+    unlike: PyTree = ()  # bool[] by name: the model's whole numbers that have no one new value
 
 
 def while_called(refuse: Callable[[], PyTree]) -> Any:

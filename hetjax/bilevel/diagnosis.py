@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend import core
+from jax.interpreters import partial_eval as pe
 
 from hetjax.bilevel import batches as batches_lib
 from hetjax.bilevel import machine
@@ -191,25 +191,15 @@ def _points(at: problem_lib.At) -> str:
     return f"{' and '.join(wrong)} were not finite before: lower the learning rate of the steps"
 
 
-def _is_known(variable: Any, known: set) -> bool:
-    return not isinstance(variable, core.Literal) and variable in known
-
-
 def _is_zero(function: Callable, *arguments: PyTree) -> bool:
     """Whether a function's program shows that all it returns is 0, whatever it is given."""
     shapes = jax.tree.map(
         lambda a: jax.ShapeDtypeStruct(jnp.shape(a), jnp.result_type(a)), arguments
     )
     closed = jax.make_jaxpr(function)(*shapes)
-    jaxpr = closed.jaxpr
-    known = set(jaxpr.invars)
-    for variable, constant in zip(jaxpr.constvars, closed.consts, strict=True):
-        if isinstance(constant, jax.core.Tracer):  # of another trace: it may have any values
-            known.add(variable)
-    for equation in jaxpr.eqns:
-        if any(_is_known(v, known) for v in equation.invars):
-            known.update(equation.outvars)
-    if any(_is_known(v, known) for v in jaxpr.outvars):
+    _, of_constants, of_given = pe.dce_jaxpr_consts(closed.jaxpr, [True] * len(closed.out_avals))
+    constants = zip(closed.consts, of_constants, strict=True)  # one of another trace may be all
+    if any(of_given) or any(is_used and isinstance(x, jax.core.Tracer) for x, is_used in constants):
         return False
     with jax.ensure_compile_time_eval():
         zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)

@@ -18,7 +18,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from hetjax import parts, trees, types
 from hetjax.parts import options
@@ -84,26 +83,14 @@ class StatefulLoss:
             kind = jnp.result_type(leaf)
             asked = [name for name in self.state_reduce if _is_under(path, name)]
             mode = self.state_reduce[max(asked, key=len)] if asked else MEAN
-            is_whole = kind == jnp.bool_ or jnp.issubdtype(kind, jnp.integer)
-            is_mean = mode == MEAN and (is_whole or jnp.issubdtype(kind, jnp.floating))
-            if not is_mean and not (mode == SUM and jnp.issubdtype(kind, jnp.number)):
+            if not jnp.issubdtype(kind, jnp.number) and (kind != jnp.bool_ or mode == SUM):
                 raise ValueError(
                     f"model_state: {path} has dtype {kind}, of which no {mode} is taken; allowed "
                     "are numbers, booleans with 'mean', and jax.random.key_data of keys"
                 )
-            found.append(_ALIKE if is_whole and mode == MEAN else mode)
+            is_mean = mode == SUM or jnp.issubdtype(kind, jnp.inexact)
+            found.append(mode if is_mean else _ALIKE)
         return tuple(found)
-
-    def told_unlike(self, unlike: Any) -> str:
-        """What microbatches changed unlike one another; `unlike` is of `SyncMetrics`."""
-        leaves = zip(jax.tree.leaves_with_path(self.model_state), self.modes, strict=True)
-        whole = [path_of(path) for (path, _), mode in leaves if mode == _ALIKE]
-        name = whole[int(np.argmax(unlike))]
-        return (
-            f"the microbatches changed {name} of the model's state unlike one another. "
-            f"state_reduce={{{name!r}: 'sum'}} adds up the changes of integers over microbatches; "
-            "a mean of others needs floating point"
-        )
 
     def __call__(self, params: types.PyTree, examples: types.PyTree, rng: jax.Array) -> Any:
         """The losses at the state of the beginning, without padding."""
@@ -156,22 +143,25 @@ class StatefulLoss:
             count: f[], examples.
         """
 
-        def of_leaf(old: Any, new: Any, mode: str) -> jax.Array:
-            if mode == _ALIKE:
-                bits = jnp.unpackbits(jnp.asarray(new).reshape(-1).view(jnp.uint8))
-                planes = jnp.append(bits, jnp.uint8(1)).astype(jnp.float32)
-                return planes * (count > 0).astype(jnp.float32)
-            times = (count if mode == MEAN else count > 0).astype(_wide(old))
-            return (jnp.asarray(new, times.dtype) - jnp.asarray(old, times.dtype)) * times
-
         olds, treedef = jax.tree.flatten(before)
-        changes = list(map(of_leaf, olds, jax.tree.leaves(after), self.modes))
+        news = jax.tree.leaves_with_path(after)
 
         def of_mode(own: str) -> types.PyTree:
-            pairs = zip(changes, self.modes, strict=True)
-            return jax.tree.unflatten(treedef, [x if mode == own else None for x, mode in pairs])
+            def one(old: Any, new: Any, mode: str) -> Any:
+                if mode != own:
+                    return None
+                times = (count if mode == MEAN else count > 0).astype(_wide(old))
+                return (jnp.asarray(new[1], times.dtype) - jnp.asarray(old, times.dtype)) * times
 
-        return types.StateChange(of_mode(MEAN), of_mode(SUM), of_mode(_ALIKE))
+            return jax.tree.unflatten(treedef, map(one, olds, news, self.modes))
+
+        alike = {}
+        for (path, new), mode in zip(news, self.modes, strict=True):
+            if mode == _ALIKE:
+                bits = jnp.unpackbits(jnp.asarray(new).reshape(-1).view(jnp.uint8))
+                once = (count > 0).astype(jnp.float32)
+                alike[path_of(path)] = jnp.append(bits.astype(jnp.float32), 1) * once
+        return types.StateChange(of_mode(MEAN), of_mode(SUM), alike)
 
     def zeros(self, state: types.PyTree) -> types.StateChange:
         """Before the first microbatch of a round.
@@ -213,21 +203,16 @@ def changed(state: types.PyTree, change: types.PyTree, num_examples: Any) -> typ
         return state
     scale = 1 / jnp.where(num_examples > 0, num_examples, 1)
 
-    def one(old: Any, mean: Any, total: Any, alike: Any) -> Any:
-        if alike is not None:
-            new = jnp.packbits(alike[:-1] > 0).view(old.dtype).reshape(old.shape)
-            return jnp.where(alike[-1] > 0, new, old)
+    def one(path: Any, old: Any, mean: Any, total: Any) -> Any:
+        if mean is None and total is None:
+            counts = change.alike[path_of(path)]
+            new = jnp.packbits(counts[:-1] > 0).view(old.dtype).reshape(old.shape)
+            return jnp.where(counts[-1] > 0, new, old)
         step = total if mean is None else mean * scale.astype(mean.dtype)
         return (old.astype(step.dtype) + step).astype(old.dtype)
 
-    # Its leaves are None where another one of the three has a number.
-    return jax.tree.map(one, state, *change)
-
-
-def unlike(change: types.StateChange) -> Any:
-    """`bool[n]`, which of a round's new integers and booleans are not all the same; () of none."""
-    found = jax.tree.leaves(change.alike)
-    return jnp.stack([jnp.any((n[:-1] > 0) & (n[:-1] < n[-1])) for n in found]) if found else ()
+    # Its leaves are None where the other one of the two has a number, or where bits were counted.
+    return jax.tree.map_with_path(one, state, change.means, change.sums)
 
 
 def _wide(leaf: Any) -> Any:

@@ -18,7 +18,6 @@ import jax.numpy as jnp
 
 from hetjax import mesh as mesh_lib
 from hetjax import trees, types
-from hetjax.losses import stateful
 from hetjax.losses import weighting as weighting_lib
 from hetjax.ordering import ordering
 from hetjax.topology import reducers
@@ -49,9 +48,7 @@ def collective(reducer: reducers.Reduction, observer: ordering.Observer | None) 
     return Form(
         each=lambda function, in_axes=0, out_axes=0: function,
         sum=lambda sums: reducer.collective(sums, _AXIS),
-        mix=_nothing
-        if mixing is None
-        else _of_floats(lambda p, active: mixing.collective(p, active, _AXIS)),
+        mix=_nothing if mixing is None else lambda p, active: mixing.collective(p, active, _AXIS),
         coordinate=_no_order
         if observer is None
         else lambda memory, evidence: observer.coordinate(memory, evidence, _AXIS),
@@ -64,7 +61,7 @@ def array(reducer: reducers.Reduction, observer: ordering.Observer | None) -> Fo
     coordinate = of_one.coordinate
     if observer is not None:
         coordinate = _of_shared(observer.coordinate_array or _each_row(of_one.coordinate))
-    mix = _nothing if mixing is None else _of_floats(mixing.array)
+    mix = _nothing if mixing is None else mixing.array
     return Form(_each_row, reducer.array or _each_row(of_one.sum), mix, coordinate)
 
 
@@ -84,17 +81,6 @@ def _of_shared(coordinate: Callable) -> Callable:
         return jax.tree.map(lambda x: x[:1], rows), flips
 
     return of_rows
-
-
-def _of_floats(mix: Callable) -> Callable:
-    """The same of what is no integer of the model's state: replicas keep these alike."""
-
-    def mixed(tree: types.PyTree, active: types.Exchanges) -> types.PyTree:
-        is_float = lambda x: x if jnp.issubdtype(x.dtype, jnp.floating) else None  # noqa: E731
-        found = mix(jax.tree.map(is_float, tree), active)
-        return jax.tree.map(lambda old, new: old if new is None else new, tree, found)
-
-    return mixed
 
 
 def _nothing(params: types.PyTree, active: types.Exchanges) -> types.PyTree:
@@ -154,9 +140,8 @@ def reduce(
     """
     metrics = metrics or form.each(_metrics_of_all, (0,), None)(contributed)
     changed = functools.partial(_state_change, gossips=how.reducer.mixing is not None)
-    found = form.each(changed, (0, None), (0, 0, None))(contributed, metrics)
-    change, num_examples, unlike = found
-    metrics = metrics._replace(unlike=unlike)
+    each = form.each(changed, (0, None), (0, 0, None))(contributed, metrics)
+    change, num_examples, metrics = each[0], each[1], metrics._replace(unlike=each[2])
     if how.totals is not None:  # by weight of example
         sums, weight = how.totals(contributed, metrics)
         reduced = Reduced(sums, weight, contributed.own, change, num_examples)
@@ -201,13 +186,14 @@ def _state_change(
     """
     change = contributed.state_change
     if not isinstance(change, types.StateChange):
-        return (), (), ()
+        return (), (), {}
     count = contributed.tally.example_count if gossips else jnp.sum(metrics.example_count)
     if not gossips:
         change = jax.lax.psum(change, mesh_lib.WORKER_AXIS)
-    elif jax.tree.leaves(change.alike):
+    elif change.alike:
         change = change._replace(alike=jax.lax.psum(change.alike, mesh_lib.WORKER_AXIS))
-    return change, count.astype(metrics.weight_sum.dtype), stateful.unlike(change)
+    unlike = {x: jnp.any((n[:-1] > 0) & (n[:-1] < n[-1])) for x, n in change.alike.items()}
+    return change, count.astype(metrics.weight_sum.dtype), unlike
 
 
 def _metrics_of_all(contributed: types.Contribution) -> types.SyncMetrics:

@@ -173,10 +173,12 @@ class Report:
             ValueError: the weight that a rule of the user's makes is not finite, or microbatches
                 changed an integer of the model's state unlike one another.
         """
-        if np.any(self.totals.unlike):
-            of: Any = self._setup.loss_fn
-            told = of.told_unlike(self.totals.unlike)
-            raise ValueError(f"round {self._plan.local.round_index}: {told}")
+        for name in (name for name, is_unlike in dict(self.totals.unlike).items() if is_unlike):
+            raise ValueError(
+                f"round {self._plan.local.round_index}: the microbatches changed {name} of the "
+                f"model's state unlike one another. state_reduce={{{name!r}: 'sum'}} adds up the "
+                "changes of integers over microbatches; a mean of others needs floating point"
+            )
         bad = np.flatnonzero(self.totals.nonfinite_microbatch >= 0)
         if not bad.size or self._setup.config.nonfinite != "stop":
             weights = np.asarray(self.totals.worker_weights)  # what is skipped is in none of them

@@ -119,11 +119,15 @@ def _everywhere(function: Callable, mesh: Mesh) -> Callable:
 
 
 def _mean_and_distance(params: types.PyTree) -> tuple[types.PyTree, jax.Array, jax.Array]:
-    mean = jax.tree.map(lambda x: jnp.mean(trees.wide(x), axis=0), params)
-    squares = jax.tree.map(lambda x, m: jnp.sum(jnp.square(trees.wide(x) - m[None])), params, mean)
+    def of_leaf(x: jax.Array) -> jax.Array:  # whole numbers are the same in all rows
+        return jnp.mean(trees.wide(x), axis=0) if jnp.issubdtype(x.dtype, jnp.inexact) else x[0]
+
+    mean = jax.tree.map(of_leaf, params)
+    off = jax.tree.map(lambda x, m: trees.wide(x) - trees.wide(m)[None], params, mean)
+    squares = jax.tree.map(lambda x: jnp.sum(jnp.square(x)), off)
     num_workers = jax.tree.leaves(params)[0].shape[0]
     distance = jnp.sqrt(sum(jax.tree.leaves(squares)) / num_workers)
-    norm = jnp.sqrt(sum(jnp.sum(jnp.square(m)) for m in jax.tree.leaves(mean)))
+    norm = jnp.sqrt(sum(jnp.sum(jnp.square(trees.wide(m))) for m in jax.tree.leaves(mean)))
     return jax.tree.map(lambda m, x: m.astype(x.dtype), mean, params), distance, norm
 
 
@@ -191,11 +195,7 @@ def mean_of_rows(rows: types.PyTree) -> types.PyTree:
 
 def mean_on(rows: types.PyTree, device: jax.Device) -> types.PyTree:
     """The mean of leaves `[W, ...]`, on `device`, of integers one; all processes call it."""
-    mean = jax.tree.map(
-        lambda x, mean: mean if jnp.issubdtype(x.dtype, jnp.inexact) else mesh_lib.own_row(x),
-        *(rows, _measured(rows)[0]),
-    )
-    return jax.device_put(mean, device)
+    return jax.device_put(_measured(rows)[0], device)
 
 
 def _measured(rows: types.PyTree) -> tuple[types.PyTree, jax.Array, jax.Array]:

@@ -141,6 +141,8 @@ def gossiping(gossip: gossip_lib.Gossip, *, before_update: bool) -> Reduction:
 
     def collective(params: PyTree, active: jax.Array, axis_name: str) -> PyTree:
         def mix(vector: jax.Array) -> jax.Array:
+            if not jnp.issubdtype(vector.dtype, jnp.inexact):
+                return vector  # whole numbers of a model's state, alike in all replicas
             wide = trees.wide(vector)
             return (wide + exchanged(wide, active, axis_name)).astype(vector.dtype)
 
@@ -148,6 +150,8 @@ def gossiping(gossip: gossip_lib.Gossip, *, before_update: bool) -> Reduction:
 
     def array(params: PyTree, active: jax.Array) -> PyTree:
         def mix(leaf: jax.Array) -> jax.Array:
+            if not jnp.issubdtype(leaf.dtype, jnp.inexact):
+                return leaf
             wide = trees.wide(leaf)
             flags = jnp.zeros(len(terms)) if not num_exchanges else active
             exact: Any = {"precision": jax.lax.Precision.HIGHEST}  # a GPU's default is TF32
