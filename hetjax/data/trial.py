@@ -29,6 +29,8 @@ class Trial(NamedTuple):
     """None: the examples were the same again."""
     example_bytes: int
     """Of one in memory."""
+    examples: Any = None
+    """Those that were read twice, as they were first; None of arrays in memory."""
 
 
 def look(source: Any) -> Trial:
@@ -48,7 +50,7 @@ def look(source: Any) -> Trial:
     with global_generators_as_they_are():
         like = sources.read(source, int(ids[0]))
         first, second = (sources.fetch(source, ids, like=like) for _ in range(2))
-    return Trial(difference(first, second, ids), _num_bytes(like))
+    return Trial(difference(first, second, ids), _num_bytes(like), first)
 
 
 def _num_bytes(examples: Any) -> int:

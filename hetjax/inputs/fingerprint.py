@@ -2,10 +2,14 @@
 
 The loss, the optimiser and a local rule of one's own are told by their programs, with all numbers
 in them: a learning rate, an array that is closed over. So one that was only written otherwise is
-the same, and one that does something else is not.
+the same, and one that does something else is not. The loss is told by its gradient, too, where
+alone a `custom_vjp` or a `custom_jvp` shows its rules.
+
+A run compares them with those of its checkpoint, and the processes of a run with each other.
 """
 
-from collections.abc import Callable, Mapping
+import functools
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -14,7 +18,6 @@ import numpy as np
 import optax
 
 from hetjax import digests, types
-from hetjax import mesh as mesh_lib
 from hetjax.config import experiment as config_lib
 from hetjax.config import kinds
 from hetjax.data import feeding, iterables, sources, trial
@@ -25,18 +28,18 @@ from hetjax.losses import stateful
 
 _WHOLE_BYTES = 1 << 28  # of arrays, up to which all of the data are looked at
 _SAMPLE = 1024  # examples of larger arrays, evenly spaced
-_READ = 4  # examples of a source that has to be read
-# Written otherwise by another JAX.
-_PROGRAMS = ("loss", "optimizer", "rule", "upper loss", "estimator")
+_WAY = 2  # of making digests; hetjax had another one before
+PROGRAMS = ("loss", "optimizer", "rule", "upper loss", "estimator")
+"""Written otherwise by another JAX; and on another platform, where a function looks at that."""
 _MEANING = {
     "examples": "the data have {here} examples, and had {there}",
-    "data": "the data hold other values",
+    "values": "the data hold other values",
     "params": "the initial parameters have other values",
     "loss": "the loss computes something else, or with other constants",
     "optimizer": extra_arguments.OTHERWISE,
     "rule": "the local rule computes something else, or with other constants",
     "upper examples": "the upper data have {here} examples, and had {there}",
-    "upper data": "the upper data hold other values",
+    "upper values": "the upper data hold other values",
     "upper loss": "the upper loss computes something else, or with other constants",
     "estimator": "the estimator does something else, or with other settings",
 }
@@ -47,56 +50,63 @@ def make(
     params: types.PyTree,
     optimizer: optax.GradientTransformation | None,
     source: Any,
-    train: types.TrainState | None = None,
     *,
     config: config_lib.ExperimentConfig,
-    rule: rules.LocalRule,
+    rule: rules.LocalRule | None,
     per_example_rng: bool,
 ) -> dict[str, Any]:
-    """Digests of what a run depends on, as JSON values.
+    """Digests of what rounds depend on, as JSON values.
 
     Args:
         loss_fn, params, optimizer: as given to `Run`.
         source: checked. Examples in memory are looked at all, up to 256 MB, others in part.
-        train: as for `Run.init`.
-        config, rule, per_example_rng: of the run.
+        config, per_example_rng: of the run.
+        rule: of a `Run`; None: the loss says all of it.
     """
     first, keys = feeding.first_examples(config, source, per_example_rng=per_example_rng)
     grads = jax.eval_shape(lambda tree: jax.tree.map(jnp.asarray, tree), params)
     own: dict[str, Any] = {}
     point: types.PyTree = params
     own_state: types.PyTree = ()
-    program: Any = loss_fn, (grads, first, keys)
     if isinstance(loss_fn, stateful.StatefulLoss):
         point, own_state = types.Model(params, loss_fn.model_state), loss_fn.model_state
-        program = _changes(loss_fn), (grads, own_state, first, keys)
     if not config.debug:  # it would be traced
-        own["loss"] = digests.of_programs(program)
-    if config.rule.name != kinds.DEFAULT_RULE:  # of which the loss says all
+        given = grads, own_state, first, keys
+        own["loss"] = digests.of_programs((functools.partial(_descended, loss_fn), given))
+    if rule is not None and config.rule.name != kinds.DEFAULT_RULE:  # of which the loss says all
         own["rule"] = rule_identity.digest(rule, grads, first, own_state)
     if optimizer is not None:
         own["optimizer"] = extra_arguments.digest(optimizer, grads)
-    if train is not None:
-        point = mesh_lib.own_row(types.Model(train.params, train.model_state))
     return {
         "examples": len(source),
-        "data": of_data(source),
+        "values": of_data(source),
         "params": digests.of_arrays(point),
         **own,
-        "jax": jax.__version__,
+        "jax": f"{jax.__version__}, {_WAY}",
     }
 
 
-def _changes(loss_fn: stateful.StatefulLoss) -> Callable[..., Any]:
-    """What the loss computes of a model's state, too, as a run adds it up."""
+def _descended(
+    loss_fn: losses_lib.LossFn,
+    params: types.PyTree,
+    state: types.PyTree,
+    examples: types.PyTree,
+    rng: jax.Array,
+) -> Any:
+    """What a loss computes, of a model's state too, and its gradient, of the weights too."""
 
-    def program(
-        params: types.PyTree, state: types.PyTree, examples: types.PyTree, rng: jax.Array
-    ) -> Any:
-        losses, after = loss_fn.apply(params, state, examples, rng)
-        return losses, loss_fn.change(state, after, jnp.float32(1))
+    def total(params: types.PyTree) -> tuple[jax.Array, Any]:
+        change: types.PyTree = ()
+        if isinstance(loss_fn, stateful.StatefulLoss):
+            returned, after = loss_fn.apply(params, state, examples, rng)
+            change = loss_fn.change(state, after, jnp.float32(1))
+        else:
+            returned = loss_fn(params, examples, rng)
+        found = losses_lib.split(returned)
+        weighed, _ = losses_lib.weigh(*found[:2], jnp.ones(len(found.losses)))
+        return jnp.sum(weighed), (found, change)
 
-    return program
+    return jax.value_and_grad(total, has_aux=True)(params)
 
 
 def differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> dict[str, str]:
@@ -107,7 +117,7 @@ def differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> dict[str, 
     compared = [
         name
         for name in _MEANING
-        if name in there and name in here and (name not in _PROGRAMS or there["jax"] == here["jax"])
+        if name in there and name in here and (name not in PROGRAMS or there["jax"] == here["jax"])
     ]
     return {
         name: _MEANING[name].format(here=here[name], there=there[name])
@@ -151,9 +161,11 @@ def of_data(source: Any) -> str:
         return digests.of_arrays(sources.fetch(source, _spaced(len(source), _SAMPLE)))
     if isinstance(source, iterables.Streamed):
         return digests.of_arrays(jax.tree.map(np.zeros_like, sources.read(source, 0)))
-    found = sources.fetch(source, _spaced(len(source), _READ))
-    changes = trial.look(source).difference is not None
-    return digests.of_arrays(jax.tree.map(np.zeros_like, found) if changes else found)
+    looked = trial.look(source)
+    changes = looked.difference is not None
+    return digests.of_arrays(
+        jax.tree.map(np.zeros_like, looked.examples) if changes else looked.examples
+    )
 
 
 def _spaced(length: int, count: int) -> np.ndarray:

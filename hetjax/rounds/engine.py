@@ -6,6 +6,7 @@ engine alone. Everything on the host that the rounds to come depend on is in a `
 
 import contextlib
 import dataclasses
+import functools
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, Self
@@ -17,7 +18,7 @@ import optax
 from hetjax import compiled, debugging, messages, starting, types
 from hetjax.config import experiment as config_lib
 from hetjax.data import sources, stream
-from hetjax.inputs import arguments
+from hetjax.inputs import arguments, fingerprint
 from hetjax.inputs import refusals as inputs
 from hetjax.local import rules as rules_lib
 from hetjax.local import stepped
@@ -74,6 +75,7 @@ class Engine:
         self.config, self.recorded = dataclasses.replace(given.config, debug=debug), given.recorded
         compiled.keep(self.config.compilation_cache)
         source = sources.of_run(sources.as_source(source), self.config.seed)
+        self._given = loss_fn, point, optimizer, source
         self._is_guest = beside is not None
         self.beacons: beacons_lib.Beacons = beside.beacons if beside else beacons_lib.start()
         if beside is None:
@@ -125,6 +127,19 @@ class Engine:
         """Around the synchronisation, which waits for other processes."""
         self.together = contextlib.nullcontext if is_alone else watch.taking_part
         """Around what all processes do together."""
+
+    @property
+    def own_rule(self) -> rules_lib.LocalRule | None:
+        """Of a `Run`, by which it is told apart."""
+        return None
+
+    @functools.cached_property
+    def digests(self) -> dict[str, Any]:
+        """Of what the rounds depend on beside the configuration, by name; JSON values."""
+        how = self.setup.per_example_rng
+        return fingerprint.make(
+            *self._given, config=self.config, rule=self.own_rule, per_example_rng=how
+        )
 
     def __enter__(self) -> Self:
         return self

@@ -12,13 +12,13 @@ import jax
 import numpy as np
 import optax
 
-from hetjax import debugging, messages, types
+from hetjax import debugging, digests, messages, types
 from hetjax import mesh as mesh_lib
 from hetjax.checkpoints import checkpoint
-from hetjax.data import sources, stream
+from hetjax.data import stream
 from hetjax.inputs import fingerprint
 from hetjax.inputs import refusals as inputs
-from hetjax.local import packing
+from hetjax.local import packing, rules
 from hetjax.losses import loss as losses_lib
 from hetjax.losses import stateful
 from hetjax.processes import gathering
@@ -78,8 +78,6 @@ class Run(engine.Engine):
             optimizer = inputs.check_optimizer(optimizer, params)
         elif ema:
             raise ValueError(f"Run: ema={ema!r} with optimizer=None: there is no update to average")
-        source = sources.as_source(source)
-        self._given = loss_fn, params, optimizer, source
         super().__init__(loss_fn, params, source, optimizer=optimizer, **options)
 
     @jax.transfer_guard("allow")
@@ -115,14 +113,14 @@ class Run(engine.Engine):
         Returns:
             Digests of loss, optimiser, rule, parameters and data, by name: texts and numbers.
         """
-        setup = self.setup
-        return fingerprint.make(
-            *self._given,
-            train,
-            config=setup.config,
-            rule=setup.programs.main.rule,
-            per_example_rng=setup.per_example_rng,
-        )
+        if train is None:
+            return self.digests
+        began = mesh_lib.own_row(types.Model(train.params, train.model_state))
+        return self.digests | {"params": digests.of_arrays(began)}
+
+    @property
+    def own_rule(self) -> rules.LocalRule | None:
+        return self.setup.programs.main.rule
 
     @jax.transfer_guard("allow")
     def restore(

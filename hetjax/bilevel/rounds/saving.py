@@ -15,8 +15,7 @@ from hetjax.bilevel.problem import LOWER, UPPER
 from hetjax.bilevel.rounds import level, setup
 from hetjax.bilevel.rounds import run as run_lib
 from hetjax.checkpoints import checkpoint, leaves
-from hetjax.data import feeding
-from hetjax.inputs import extra_arguments, fingerprint
+from hetjax.inputs import extra_arguments
 from hetjax.rounds import resume
 from hetjax.rounds import state as state_lib
 
@@ -110,21 +109,13 @@ def best_of(saved: checkpoint.Saved) -> types.PyTree:
 
 def digests(run: run_lib.BilevelRun) -> dict[str, Any]:
     """Of what the run depends on beside its configuration, as `rounds.fingerprint` compares."""
-    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), run.point)
     found: dict[str, Any] = {}
     for of, name in (("", LOWER), ("upper ", UPPER)):
-        own = run.levels[name]
-        config, source = own.run.setup.config, own.source
-        first, _ = feeding.first_examples(config, source, per_example_rng=False)
-        loss = own.loss_fn, (shapes, first, jax.random.key(0))
-        found |= {
-            f"{of}examples": len(source),
-            f"{of}data": fingerprint.of_data(source),
-            f"{of}loss": digests_lib.of_programs(loss),
-        }
+        own = run.levels[name].run.digests
+        found |= {of + part: own[part] for part in ("examples", "values", "loss") if part in own}
     return found | {
         "params": digests_lib.of_arrays((run.x, run.y0)),
         "optimizer": extra_arguments.digest(run.optimizer, run.x),
         "estimator": digests_lib.of_programs((machine.whole(run.estimator), (run.x, run.y0))),
-        "jax": jax.__version__,
+        "jax": run.lower.run.digests["jax"],
     }
