@@ -58,5 +58,5 @@ def _constants(part: Any) -> Iterator[Any]:
             yield from _constants(list(equation.params.values()))
     elif inspect.isfunction(called := getattr(part, "callback_func", None)):  # on the host
         held = inspect.getclosurevars(called)
-        leaves = jax.tree.leaves((held.nonlocals, held.globals))
-        yield from (leaf for leaf in leaves if isinstance(leaf, np.ndarray | jax.Array))
+        found = (*held.nonlocals.values(), *held.globals.values())
+        yield from (each for each in found if isinstance(each, np.ndarray | jax.Array))

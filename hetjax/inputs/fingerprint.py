@@ -8,7 +8,6 @@ alone a `custom_vjp` or a `custom_jvp` shows its rules.
 A run compares them with those of its checkpoint, and the processes of a run with each other.
 """
 
-import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,14 +21,14 @@ from hetjax.config import experiment as config_lib
 from hetjax.config import kinds
 from hetjax.data import feeding, iterables, sources, trial
 from hetjax.inputs import extra_arguments, rule_identity
-from hetjax.local import rules
+from hetjax.local import gradients, rules
+from hetjax.losses import batch_loss, stateful
 from hetjax.losses import loss as losses_lib
-from hetjax.losses import stateful
 
 _WHOLE_BYTES = 1 << 28  # of arrays, up to which all of the data are looked at
 _SAMPLE = 1024  # examples of larger arrays, evenly spaced
 _WAY = 2  # of making digests; hetjax had another one before
-PROGRAMS = ("loss", "optimizer", "rule", "upper loss", "estimator")
+PROGRAMS = ("loss", "optimizer", "rule", "upper loss", "upper rule", "estimator")
 """Written otherwise by another JAX; and on another platform, where a function looks at that."""
 _MEANING = {
     "examples": "the data have {here} examples, and had {there}",
@@ -41,6 +40,7 @@ _MEANING = {
     "upper examples": "the upper data have {here} examples, and had {there}",
     "upper values": "the upper data hold other values",
     "upper loss": "the upper loss computes something else, or with other constants",
+    "upper rule": "the upper level's answers are computed otherwise, or with other constants",
     "estimator": "the estimator does something else, or with other settings",
 }
 
@@ -52,7 +52,7 @@ def make(
     source: Any,
     *,
     config: config_lib.ExperimentConfig,
-    rule: rules.LocalRule | None,
+    rule: rules.LocalRule,
     per_example_rng: bool,
 ) -> dict[str, Any]:
     """Digests of what rounds depend on, as JSON values.
@@ -60,20 +60,21 @@ def make(
     Args:
         loss_fn, params, optimizer: as given to `Run`.
         source: checked. Examples in memory are looked at all, up to 256 MB, others in part.
-        config, per_example_rng: of the run.
-        rule: of a `Run`; None: the loss says all of it.
+        config, rule, per_example_rng: of the run.
     """
-    first, keys = feeding.first_examples(config, source, per_example_rng=per_example_rng)
+    first, _ = feeding.first_examples(config, source, per_example_rng=per_example_rng)
     grads = jax.eval_shape(lambda tree: jax.tree.map(jnp.asarray, tree), params)
     own: dict[str, Any] = {}
     point: types.PyTree = params
     own_state: types.PyTree = ()
     if isinstance(loss_fn, stateful.StatefulLoss):
         point, own_state = types.Model(params, loss_fn.model_state), loss_fn.model_state
+    sums, is_own = rule, config.rule.name != kinds.DEFAULT_RULE
+    if is_own or isinstance(loss_fn, batch_loss.BatchLoss):
+        sums = gradients.gradient_sums(loss_fn, per_example_rng=per_example_rng, weights_vary=True)
     if not config.debug:  # it would be traced
-        given = grads, own_state, first, keys
-        own["loss"] = digests.of_programs((functools.partial(_descended, loss_fn), given))
-    if rule is not None and config.rule.name != kinds.DEFAULT_RULE:  # of which the loss says all
+        own["loss"] = rule_identity.digest(sums, grads, first, own_state)
+    if is_own:
         own["rule"] = rule_identity.digest(rule, grads, first, own_state)
     if optimizer is not None:
         own["optimizer"] = extra_arguments.digest(optimizer, grads)
@@ -84,29 +85,6 @@ def make(
         **own,
         "jax": f"{jax.__version__}, {_WAY}",
     }
-
-
-def _descended(
-    loss_fn: losses_lib.LossFn,
-    params: types.PyTree,
-    state: types.PyTree,
-    examples: types.PyTree,
-    rng: jax.Array,
-) -> Any:
-    """What a loss computes, of a model's state too, and its gradient, of the weights too."""
-
-    def total(params: types.PyTree) -> tuple[jax.Array, Any]:
-        change: types.PyTree = ()
-        if isinstance(loss_fn, stateful.StatefulLoss):
-            returned, after = loss_fn.apply(params, state, examples, rng)
-            change = loss_fn.change(state, after, jnp.float32(1))
-        else:
-            returned = loss_fn(params, examples, rng)
-        found = losses_lib.split(returned)
-        weighed, _ = losses_lib.weigh(*found[:2], jnp.ones(len(found.losses)))
-        return jnp.sum(weighed), (found, change)
-
-    return jax.value_and_grad(total, has_aux=True)(params)
 
 
 def differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> dict[str, str]:
@@ -158,15 +136,9 @@ def of_data(source: Any) -> str:
     if isinstance(source, sources.ArraySource):
         if sum(leaf.nbytes for leaf in jax.tree.leaves(source.arrays)) <= _WHOLE_BYTES:
             return digests.of_arrays(source.arrays)
-        return digests.of_arrays(sources.fetch(source, _spaced(len(source), _SAMPLE)))
+        sample = np.linspace(0, len(source) - 1, min(_SAMPLE, len(source))).astype(np.int64)
+        return digests.of_arrays(sources.fetch(source, np.unique(sample)))
     if isinstance(source, iterables.Streamed):
         return digests.of_arrays(jax.tree.map(np.zeros_like, sources.read(source, 0)))
-    looked = trial.look(source)
-    changes = looked.difference is not None
-    return digests.of_arrays(
-        jax.tree.map(np.zeros_like, looked.examples) if changes else looked.examples
-    )
-
-
-def _spaced(length: int, count: int) -> np.ndarray:
-    return np.unique(np.linspace(0, length - 1, min(count, length)).astype(np.int64))
+    found, changes = (looked := trial.look(source)).examples, looked.difference is not None
+    return digests.of_arrays(jax.tree.map(np.zeros_like, found) if changes else found)

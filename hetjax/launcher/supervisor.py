@@ -317,7 +317,7 @@ class Supervisor:
             cause += f" (exit code {codes[0]})"
         cause = self._after_a_stop(cause)
         code = told.code if told.code in (BAD_INPUT, INTERRUPTED) else 1
-        if told.words.startswith("raised ValueError") and not beacons.any_round(self._directory):
+        if told.words.startswith(endings.OF_INPUT) and not beacons.any_round(self._directory):
             code, cause = BAD_INPUT, f"{cause} (before the first round; nothing is restarted)"
         self._verdict = Verdict(code, cause, restart=code == 1 and not self._stop_code)
         self._set_deadline(self._options.grace_secs, self._workers.kill)

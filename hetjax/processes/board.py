@@ -5,6 +5,7 @@ the private one. Where each process has a JAX of its own, `files` are in its pla
 """
 
 import collections
+import contextlib
 import ctypes
 import json
 import time
@@ -41,6 +42,12 @@ class Board:
         """Puts up a value, in place of one that is there."""
         text = json.dumps(value, allow_nan=False)
         self._client.key_value_set(self._prefix + key, text, allow_overwrite=True)
+
+    def settled(self, key: str, value: Any) -> Any:
+        """Puts up a value where there is none yet; returns the one that stands."""
+        with contextlib.suppress(Exception):  # it is there
+            self._client.key_value_set(self._prefix + key, json.dumps(value, allow_nan=False))
+        return self.read(key)
 
     def read(self, key: str) -> Any:
         """The value that is there now; None where there is none."""

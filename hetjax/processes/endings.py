@@ -18,6 +18,8 @@ INTERRUPTED = 130
 MOST_CHARACTERS = 500  # of `Ending.words`
 _MOST_OF_TRACE = 10_000  # characters, the last ones
 _SUFFIX = ".ending"
+OF_INPUT = ("raised ValueError", "raised DisagreementError")
+"""Begin the words of what comes again where it came before the first round."""
 
 
 class Ending(NamedTuple):

@@ -6,13 +6,14 @@ all. One short message a round; none where there is one process.
 """
 
 import enum
-import hashlib
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 import numpy as np
 
+from hetjax import digests as digests_lib
 from hetjax import mesh as mesh_lib
 from hetjax import types
 from hetjax.processes import board as board_lib
@@ -40,82 +41,88 @@ class Request(enum.IntFlag):
         return bool(self & ~Request.SAVE)
 
 
-class DisagreementError(RuntimeError):
-    """The processes planned different rounds: they do not run the same program on the same data."""
+_PROGRAMS = ("loss", "optimizer", "rule", "estimator")  # of digests
+_OF_DATA = ("examples", "other data", "another first example of the stream")
 
 
-def _sha256_of(tree: types.PyTree) -> str:
-    """Of the bytes, types and shapes of the leaves, which are on the host or this process's."""
-    found = hashlib.sha256()
-    for leaf in map(np.asarray, jax.tree.leaves(tree)):
-        found.update(f"{leaf.dtype}{leaf.shape}".encode())
-        found.update(np.ascontiguousarray(leaf).tobytes())
-    return found.hexdigest()[:16]
+class DisagreementError(ValueError):
+    """The processes were given different things, or planned different rounds."""
 
 
 def check_same_run(config: dict[str, Any], *, num_examples: int, versions: dict[str, str]) -> None:
     """Compares what this process was given with what process 0 was, before anything is made of it.
 
     Raises:
-        ValueError: it is another configuration, version or size of the data.
+        DisagreementError: it is another configuration, version or size of the data.
     """
     own: dict[str, Any] = {"versions": versions, "examples": num_examples}
     own |= {f"config.{name}": value for name, value in config.items()}
-    _compare("same run", own)
+    _compare("same run", own, {})
 
 
 def check_same_parts(
-    params: types.PyTree,
+    digests: Mapping[str, Any],
     *,
-    shards: Any,
-    mixing: reducers.Mixing | None,
-    trace: Any,
+    holds_all: bool = False,
+    shards: Any = (),
+    mixing: reducers.Mixing | None = None,
+    trace: Any = (),
     first: types.PyTree = (),
 ) -> None:
-    """Compares, by digests, what each process made for itself and all need alike in each round.
+    """Compares, by digests, what each process was given or has made, and all need alike.
 
     Args:
-        params: the initial parameters, leaves `[W, ...]`.
+        digests: of the run, by name.
+        holds_all: whether each process has all data; else it need not have others' shards.
         shards: the ids of private data's shards, and their shares of the examples.
         mixing: of a reducer that gossips: who exchanges, and with which weight.
         trace: the rounds that are replayed.
         first: the first example of an iterable, which each process goes through.
 
     Raises:
-        ValueError: it is not to the bit what process 0 has.
+        DisagreementError: it is not to the bit what another process has.
     """
     made = {
-        "initial parameters": mesh_lib.worker_rows(params)[0],
-        "shards": shards,
-        "exchanges": mixing and (mixing.gossip.partners, mixing.gossip.weights),
-        "replayed trace": trace,
-        "first example of the stream": first,
+        "other data": digests.get("values") if holds_all else (),
+        "other initial parameters": digests.get("params"),
+        "other shards": shards,
+        "other exchanges": mixing and (mixing.gossip.partners, mixing.gossip.weights),
+        "another replayed trace": trace,
+        "another first example of the stream": first,
     }
-    _compare(
-        "same parts", {f"{name}, of SHA-256": _sha256_of(parts) for name, parts in made.items()}
-    )
+    programs = {f"another {name}": digests[name] for name in _PROGRAMS if name in digests}
+    _compare("same parts", {name: digests_lib.of_arrays(made[name]) for name in made}, programs)
 
 
-def _compare(what: str, own: dict[str, Any]) -> None:
-    """Compares JSON values, by name, with those of process 0."""
-    board = board_lib.Board(what)
-    own, own_id = json.loads(json.dumps(own)), board_lib.runtime().process_id  # as others hear it
+def _compare(what: str, own: dict[str, Any], programs: dict[str, str]) -> None:
+    """Compares JSON values, by name, with those of process 0, and programs with those of the first
+    process of this platform."""
+    board, own_id = board_lib.Board(what), board_lib.runtime().process_id
+    own, here = json.loads(json.dumps(own)), [own_id, programs]  # as others hear it
     if board_lib.is_first():
-        for name, value in own.items():
-            board.post(name, value)
-        board.post("complete", True)
+        board.post(jax.default_backend(), here)
+        board.post("all", own)
         return
     try:
-        board.wait("complete", _PATIENCE_SECS, what=f"come to the check of the {what}")
+        theirs = board.wait("all", _PATIENCE_SECS, what=f"come to the check of the {what}")
     except TimeoutError as error:
-        raise ValueError(f"process 0 did not come to the check of the {what}") from error
-    for name, value in own.items():
-        theirs = board.read(name)
-        if theirs != value:
-            raise ValueError(
-                f"process {own_id} has {name} = {value!r} and process 0 has {theirs!r}"
-                "; all need one program, configuration and copy of the data"
-            )
+        raise DisagreementError(f"process 0 did not come to the check of the {what}") from error
+    first, programs_there = board.settled(jax.default_backend(), here)
+    compared = [(0, name, value, theirs.get(name)) for name, value in own.items()]
+    compared += [(first, name, value, programs_there.get(name)) for name, value in programs.items()]
+    differ = [each for each in compared if each[2] != each[3]]
+    if not differ:
+        return
+    texts = [
+        f"{name} than process {by}"
+        if "other " in name
+        else f"{name} = {value!r} and process {by} has {there!r}"
+        for by, name, value, there in differ
+    ]
+    way = "all need one program, learning rate, configuration and copy of the data"
+    if any(name in _OF_DATA for _, name, *_ in differ):
+        way = "give each process all of the data: hetjax divides it among the workers"
+    raise DisagreementError(f"process {own_id} has {', '.join(texts)}; {way}")
 
 
 class Gathering:

@@ -109,7 +109,8 @@ class Engine:
             messages.say(debugging.TOLD)
         if several:
             gathering.check_same_parts(
-                (setup.begun.params, setup.begun.model_state),
+                self.digests,
+                holds_all=self.config.data.sharing == "shared",
                 shards=(setup.stream.shards, setup.stream.shares),
                 mixing=setup.methods.reducer.mixing,
                 trace=setup.speeds.trace,
@@ -128,18 +129,11 @@ class Engine:
         self.together = contextlib.nullcontext if is_alone else watch.taking_part
         """Around what all processes do together."""
 
-    @property
-    def own_rule(self) -> rules_lib.LocalRule | None:
-        """Of a `Run`, by which it is told apart."""
-        return None
-
     @functools.cached_property
     def digests(self) -> dict[str, Any]:
         """Of what the rounds depend on beside the configuration, by name; JSON values."""
-        how = self.setup.per_example_rng
-        return fingerprint.make(
-            *self._given, config=self.config, rule=self.own_rule, per_example_rng=how
-        )
+        how, rule = self.setup.per_example_rng, self.setup.programs.main.rule
+        return fingerprint.make(*self._given, config=self.config, rule=rule, per_example_rng=how)
 
     def __enter__(self) -> Self:
         return self

@@ -38,9 +38,10 @@ def problem(secs=0.0):
     return loss_fn, data
 
 
-def fit(*, secs=0.0, raises_at=-1, evaluates=False, writes=False, **fields):
+def fit(*, secs=0.0, raises_at=-1, evaluates=False, writes=False, rates=(0.02,), **fields):
     """The run; a callback raises at a round. The worst evaluation is the best, so that an early one
-    is; lines go into a table."""
+    is; lines go into a table; workers have learning rates in turn."""
+    rate = rates[int(os.environ.get("HETJAX_PROCESS_ID", 0)) % len(rates)]
     loss_fn, data = problem(secs)
     if evaluates:
         fields |= {"eval_source": data, "best_by": "loss", "best_mode": "max"}
@@ -55,7 +56,7 @@ def fit(*, secs=0.0, raises_at=-1, evaluates=False, writes=False, **fields):
     return hetjax.fit(
         loss_fn,
         jnp.zeros(6),
-        optax.sgd(0.02, momentum=0.5),
+        optax.sgd(rate, momentum=0.5),
         data,
         microbatch_size=MICROBATCH,
         budget=BUDGET,

@@ -190,6 +190,7 @@ def made(given):
         debug=False,
         rule=types.SimpleNamespace(name="mine" if rule else "gradient_sums"),
     )
+    rule = rule or gradients.gradient_sums(given["loss_fn"])
     return fingerprint.make(source=source, config=config, rule=rule, per_example_rng=False, **given)
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import optax
 
 import hetjax
+from hetjax.local import gradients
 from hetjax.processes import join, membership
 from hetjax.quota import policies
 from hetjax.topology import gossip, schedules
@@ -59,6 +60,37 @@ def kept(make):
     return recorded
 
 
+def given_otherwise(other, process_id):
+    """The data, and what else `fit` is given."""
+    data, power = problems.classification(), 1 + process_id
+    rule = gradients.gradient_sums(problems.softmax_loss)
+    finish = rule.finish
+
+    def scaled(*arguments):
+        worker, grads, weight = finish(*arguments)
+        return worker, grads * power, weight
+
+    given = {
+        "closed rule": {"rule": rule._replace(finish=scaled)},
+        "rate": {"optimizer": optax.sgd(0.1 * power)},
+        "schedule": {"optimizer": optax.sgd(optax.cosine_decay_schedule(0.1, 20 * power))},
+        "loss": {"loss_fn": lambda *given: problems.softmax_loss(*given) ** power},
+    }
+    if other == "of the leader" and process_id == 0:
+        given[other] = {
+            "metrics_fn": lambda params, batch: {
+                "loss": problems.softmax_loss(params, batch, None)
+            },
+            "eval_source": data,
+            "callbacks": [lambda report: None],
+        }
+    if other == "shards":
+        data = {name: array[process_id:202:2] for name, array in data.items()}
+    if other == "sizes" and process_id == 1:
+        data = {name: array[:40] for name, array in data.items()}
+    return data, given.get(other, {})
+
+
 def main(process_id, num_processes, coordinator, case, out):
     case = json.loads(case)
     place = membership.find(int(process_id), int(num_processes), coordinator)
@@ -77,7 +109,8 @@ def main(process_id, num_processes, coordinator, case, out):
     if case["other"] == "rule" and place.process_id == 1:
         case["fields"]["rule"] = local_sgd.local_sgd(problems.softmax_loss, optax.sgd(0.1))
     gossip.matcha = kept(gossip.matcha)
-    result = problems.fit(problems.classification(), weights, **case["fields"])
+    data, given = given_otherwise(case["other"], place.process_id)
+    result = problems.fit(data, weights, **given, **case["fields"])
     arrays = {"params": result.params, "weights": [], "active": []}
     if made:
         active = np.array([made[-1].active(round) for round in range(ROUNDS)])

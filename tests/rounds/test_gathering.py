@@ -1,13 +1,15 @@
 """What each process of a run computes for itself: taken from one of them, or found to differ."""
 
+import collections
 import json
+import types
 
 import numpy as np
 import pytest
 
 from hetjax.data import stream
 from hetjax.local import stepped
-from hetjax.processes import solutions
+from hetjax.processes import board, files, gathering, solutions
 from hetjax.rounds import run_state
 from tests.rounds import gangs
 
@@ -52,13 +54,51 @@ def test_who_plans_another_round_is_named_before_anybody_waits(
         assert any(f"other {part}" in message for part in parts.split("|")), message
 
 
-@pytest.mark.parametrize(
-    ("other", "named"), [("parameters", "initial parameters, of SHA-256"), ("rule", "config.rule")]
-)
-def test_other_parts_are_refused(other, named, tmp_path):
+OTHERS = {
+    "parameters": "other initial parameters than process 0; all need one program",
+    "rule": "config.rule = ",
+    "closed rule": "another rule than process 0",
+    "rate": "another optimizer than process 0; all need one program, learning rate",
+    "schedule": "another optimizer than process 0",
+    "loss": "another loss than process 0",
+    "shards": "other data than process 0; give each process all of the data",
+    "sizes": "examples = 40 and process 0 has 203; give each process all of the data",
+}
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_other_parts_are_refused(other, tmp_path):
     (first_code, _), (code, message) = run_two(tmp_path / "out", other, epochs=1)
     assert 0 not in (first_code, code)
-    assert f"ValueError: process 1 has {named} = " in message
+    assert f"DisagreementError: process 1 has {OTHERS[other]}" in message
+
+
+@pytest.mark.slow
+def test_what_the_first_process_uses_alone_is_given_to_it_alone(tmp_path):
+    told = run_two(tmp_path / "out", "of the leader", epochs=1)
+    assert [code for code, _ in told] == [0, 0], told
+
+
+def test_programs_are_compared_with_those_of_one_platform(tmp_path, monkeypatch):
+    """A function may look at the platform; data and parameters are alike on all."""
+
+    def process(number, platform, **digests):
+        own = types.SimpleNamespace(client=files.Files(tmp_path), process_id=number)
+        monkeypatch.setattr(board, "runtime", lambda: own)
+        monkeypatch.setattr(board, "_boards", collections.Counter())
+        monkeypatch.setattr(board, "is_first", lambda: number == 0)
+        monkeypatch.setattr("jax.default_backend", lambda: platform)
+        digests = {"params": "p", "values": "v", "loss": "l"} | digests
+        gathering.check_same_parts(digests, holds_all=True)
+
+    process(0, "cpu")
+    process(1, "gpu", loss="g")
+    process(2, "gpu", loss="g")
+    process(3, "cpu")
+    with pytest.raises(gathering.DisagreementError, match="4 has another loss than process 1;"):
+        process(4, "gpu", loss="l")
+    with pytest.raises(ValueError, match="process 5 has other initial parameters than process 0"):
+        process(5, "gpu", loss="g", params="q")
 
 
 class Board:

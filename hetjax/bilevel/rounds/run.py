@@ -1,5 +1,6 @@
 """Hypergradients on unequal workers, one outer step at a time: each request is a round."""
 
+import functools
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -8,12 +9,13 @@ import jax
 import numpy as np
 import optax
 
+from hetjax import digests, types
 from hetjax import mesh as mesh_lib
-from hetjax import types
 from hetjax.bilevel import machine, per_example
 from hetjax.bilevel.problem import LOWER, UPPER, Bilevel, What
 from hetjax.bilevel.rounds import level, stepping
 from hetjax.bilevel.rounds import setup as setup_lib
+from hetjax.inputs import extra_arguments
 from hetjax.processes import gathering, waits
 from hetjax.rounds import round_report
 from hetjax.rounds import state as state_lib
@@ -78,6 +80,16 @@ class BilevelRun:
         self.cost = machine.cost(made.stepping.program)
         self._y_rows: types.PyTree = None
         self._gossips = self.setup.methods.reducer.mixing is not None
+        if not self.setup.company.meeting.alone:
+            gathering.check_same_parts(self.digests)
+
+    @functools.cached_property
+    def digests(self) -> dict[str, str]:
+        """Of what both levels have in common, beside the configuration."""
+        return {
+            "optimizer": extra_arguments.digest(self.optimizer, self.x),
+            "estimator": digests.of_programs((machine.whole(self.estimator), (self.x, self.y0))),
+        }
 
     @property
     def lower(self) -> level.Level:

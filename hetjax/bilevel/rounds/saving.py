@@ -10,17 +10,16 @@ import numpy as np
 from hetjax import digests as digests_lib
 from hetjax import mesh as mesh_lib
 from hetjax import types
-from hetjax.bilevel import machine
 from hetjax.bilevel.problem import LOWER, UPPER
 from hetjax.bilevel.rounds import level, setup
 from hetjax.bilevel.rounds import run as run_lib
 from hetjax.checkpoints import checkpoint, leaves
-from hetjax.inputs import extra_arguments
 from hetjax.rounds import resume
 from hetjax.rounds import state as state_lib
 
 _COMMON = ("cluster", "checkpoint", "local", "reducer", "nonfinite", "seed", "quota", "gate")
 """Recorded once, and again of a level where it differs."""
+_OF_LEVEL = ("examples", "values", "loss", "rule")  # of digests
 _ROWS = ("x", "opt", "kept")  # of `BilevelState`, leaves [W, ...]
 
 
@@ -112,10 +111,6 @@ def digests(run: run_lib.BilevelRun) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for of, name in (("", LOWER), ("upper ", UPPER)):
         own = run.levels[name].run.digests
-        found |= {of + part: own[part] for part in ("examples", "values", "loss") if part in own}
-    return found | {
-        "params": digests_lib.of_arrays((run.x, run.y0)),
-        "optimizer": extra_arguments.digest(run.optimizer, run.x),
-        "estimator": digests_lib.of_programs((machine.whole(run.estimator), (run.x, run.y0))),
-        "jax": run.lower.run.digests["jax"],
-    }
+        found |= {of + part: own[part] for part in _OF_LEVEL if part in own}
+    params = digests_lib.of_arrays((run.x, run.y0))
+    return found | run.digests | {"params": params, "jax": run.lower.run.digests["jax"]}
