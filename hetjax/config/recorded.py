@@ -1,5 +1,6 @@
 """Is the configuration that a run has recorded the one that is to go on?"""
 
+import contextlib
 import json
 import pathlib
 from collections.abc import Sequence
@@ -22,13 +23,20 @@ A bilevel run has them of each level.
 """
 
 
+GOES_ON: dict[str, Any] = {
+    "may_differ": ("checkpoint", "cluster", "quota", "rules"),  # `rules` update nothing
+    "may_begin": ("ema",),
+}
+"""What of a run may be otherwise when it is gone on from, as `check` takes it."""
+
+
 def check(
     workdir: pathlib.Path,
     config: dict[str, Any],
     *,
     may_differ: Sequence[str] = (),
     may_grow: Sequence[str] = (),
-    only: Sequence[str] = (),
+    may_begin: Sequence[str] = (),
     way: str = "give another directory",
 ) -> None:
     """Sees that the run in a directory has this configuration, where its `config.json` says which.
@@ -38,7 +46,7 @@ def check(
         config: plain values.
         may_differ: groups of fields that may have other values there.
         may_grow: numbers that may be smaller there; 0 is no limit.
-        only: groups that are compared; empty: all.
+        may_begin: numbers that may be 0 there, or here, of what is not kept.
         way: what to do where it has another one.
 
     Raises:
@@ -49,7 +57,8 @@ def check(
         if theirs is None:
             return
         config = config | {name: theirs[name] for name in may_grow if grown(theirs, config, name)}
-        theirs, ours = (_without(each, may_differ, only) for each in (theirs, config))
+        begun = [name for name in may_begin if not (theirs.get(name) and config.get(name))]
+        theirs, ours = (_without(each, (*may_differ, *begun)) for each in (theirs, config))
         _check_given(theirs, ours, way)
     except (OSError, json.JSONDecodeError, AttributeError) as error:
         raise unusable(workdir, error) from error
@@ -62,14 +71,12 @@ def check(
         )
 
 
-def _without(
-    fields: dict[str, Any], may_differ: Sequence[str], only: Sequence[str] = ()
-) -> dict[str, Any]:
+def _without(fields: dict[str, Any], may_differ: Sequence[str]) -> dict[str, Any]:
     """What is compared; a level of a bilevel run may differ in the same groups."""
     return {
         name: _without(value, may_differ) if name in ("upper", "lower") else value
         for name, value in fields.items()
-        if name not in may_differ and (not only or name in only)
+        if name not in may_differ
     }
 
 
@@ -87,6 +94,15 @@ def grown(theirs: dict[str, Any], ours: dict[str, Any], name: str) -> bool:
         return False
     before, now = (each[name] or float("inf") for each in (theirs, ours))
     return now > before
+
+
+def all_grown(workdir: pathlib.Path, config: dict[str, Any], names: Sequence[str]) -> list[str]:
+    """What the run in a directory is to have more of than it had: 'epochs 3 to 5'."""
+    theirs = None
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # `check` tells
+        theirs = read(workdir, config)
+    more = [name for name in names if theirs and grown(theirs, config, name)]
+    return [f"{name} {theirs[name]} to {config[name] or 'any number'}" for name in more if theirs]
 
 
 def _check_given(theirs: dict[str, Any], ours: dict[str, Any], way: str) -> None:

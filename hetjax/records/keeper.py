@@ -15,7 +15,6 @@ from hetjax import messages, types
 from hetjax.checkpoints import checkpoint, leaves
 from hetjax.config import recorded
 from hetjax.inputs import arguments
-from hetjax.inputs import fingerprint as fingerprint_lib
 from hetjax.processes import board as board_lib
 from hetjax.rounds import resume as resume_lib
 from hetjax.rounds import setup as setup_lib
@@ -97,44 +96,39 @@ class Search:
         saved = checkpoint.newest(directory) if self.resume and directory.is_dir() else None
         about = checkpoint.newest_about(directory) if saved is None else saved.about
         is_finished = about is not None and about["finished"]
-        grown = self._grown() if saved is not None else []
+        grown = (
+            recorded.all_grown(self.workdir, self.config, self.may_grow)
+            if saved is not None
+            else []
+        )
         if is_finished and not (is_restarted() or grown):
             saved = None
-        may_differ, may_grow = (_MAY_DIFFER, self.may_grow) if saved else ((), ())
+        how = {**recorded.GOES_ON, "may_grow": self.may_grow} if saved else {}
         way = f"give another directory, or resume={OVERWRITE!r} to write over it"
-        recorded.check(self.workdir, self.config, may_differ=may_differ, may_grow=may_grow, way=way)
+        recorded.check(self.workdir, self.config, way=way, **how)
         if about is not None and (saved is not None or is_finished):
             self._check_differences(about, saved, grown)
         return saved, grown
 
-    def _grown(self) -> list[str]:
-        """What the run is to have more of than it had: 'epochs 3 to 5'."""
-        theirs = None
-        with contextlib.suppress(OSError, ValueError, AttributeError):  # `recorded.check` tells
-            theirs = recorded.read(self.workdir, self.config)
-        names = [n for n in self.may_grow if theirs and recorded.grown(theirs, self.config, n)]
-        return [f"{n} {theirs[n]} to {self.config[n] or 'any number'}" for n in names if theirs]
-
     def _check_differences(
         self, about: dict[str, Any], saved: checkpoint.Saved | None, grown: list[str]
     ) -> None:
-        """Refuses something else than what the run began with: to go on with, or to write over it.
-
-        With more epochs a schedule that ends with them is another one: so the optimiser may differ.
-        """
-        found = fingerprint_lib.differences(about["fingerprint"], self.fingerprint)
-        if saved is not None and "optimizer" in found:
-            found["optimizer"] += resume_lib.given_anew(saved.arrays, self.setup)
-        if grown and (excused := found.pop("optimizer", "")):
-            messages.say(f"{excused}, as a schedule over all epochs does; its state goes on")
+        """Refuses something else than what the run began with: to go on with, or to write over."""
         held = f"workdir {str(self.workdir)!r} holds {about['rounds']} {self.unit}s of a run that"
         anew = (
             f"resume={OVERWRITE!r} writes over it" if saved is None else "resume=False begins anew"
         )
-        way, force = f"{anew}, another workdir keeps both", f"resume={FORCE!r}" if saved else ""
-        is_forced = self.resume == FORCE
-        if told := fingerprint_lib.check(found, held, way=way, force=force, is_forced=is_forced):
-            messages.say(told)
+        resume_lib.check_given(
+            about["fingerprint"],
+            self.fingerprint,
+            saved,
+            self.setup,
+            is_grown=bool(grown),
+            held=held,
+            way=f"{anew}, another workdir keeps both",
+            force=f"resume={FORCE!r}" if saved else "",
+            is_forced=self.resume == FORCE,
+        )
 
 
 def agreed(setup: setup_lib.Setup, number: int) -> int:
@@ -182,10 +176,6 @@ def kept_solutions(workdir: pathlib.Path | None, *, resume: bool | str = True) -
         return {}
     about = checkpoint.newest_about(workdir / resume_lib.DIRECTORY)
     return {} if about is None else about["solutions"]
-
-
-_MAY_DIFFER = ("checkpoint", "cluster", "quota")
-"""Groups of the configuration that a run may be resumed with other values of."""
 
 
 class Keeper(contextlib.AbstractContextManager["Keeper"]):

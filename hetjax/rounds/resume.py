@@ -19,11 +19,14 @@ from hetjax import messages, types
 from hetjax.checkpoints import checkpoint, leaves
 from hetjax.config import experiment as config_lib
 from hetjax.config import recorded
+from hetjax.inputs import fingerprint
 from hetjax.rounds import run_state
 from hetjax.rounds import setup as setup_lib
 from hetjax.rounds import state as state_lib
 
 DIRECTORY = "checkpoints"  # in the workdir
+MAY_GROW = ("epochs", "max_rounds")
+"""Fields of which a run may be resumed with more."""
 AVERAGE = "train/average/"  # before the names of the arrays of one
 _OPTIMIZER = "train/opt_state"
 _POLICIES = "run/policies"
@@ -88,7 +91,7 @@ def check_workers(saved: checkpoint.Saved, setup: setup_lib.Setup) -> None:
 
 def newest(
     directory: str | pathlib.Path, setup: setup_lib.Setup, config: dict[str, Any]
-) -> checkpoint.Saved:
+) -> tuple[checkpoint.Saved, list[str]]:
     """The newest whole checkpoint of a run's workdir, or of a directory of such.
 
     Args:
@@ -96,8 +99,11 @@ def newest(
         setup: of the run that goes on.
         config: of that run, as recorded.
 
+    Returns:
+        the checkpoint, and of what this run has more, as `recorded.all_grown`.
+
     Raises:
-        ValueError: there is none, or it is of a run with other parts or another rule.
+        ValueError: there is none, or it is of a run of another configuration or rule.
     """
     directory = pathlib.Path(directory).expanduser()
     if (directory / DIRECTORY).is_dir():
@@ -107,7 +113,8 @@ def newest(
         raise ValueError(
             f"restore: there is no whole checkpoint in {str(directory)!r}; give a run's workdir"
         )
-    recorded.check(directory.parent, config, only=("rule",))
+    way = "give the directory of another run, or take init()"
+    recorded.check(directory.parent, config, may_grow=MAY_GROW, way=way, **recorded.GOES_ON)
     check_workers(saved, setup)
     solved, kept = setup.company.solved.save(), saved.about.get("solutions", {})
     others = [name for name in solved if name in kept and solved[name] != kept[name]]
@@ -116,7 +123,40 @@ def newest(
             f"restore: this run's solution of {others[0]!r} is not the checkpoint's; make it by "
             "Run(..., solved=lambda: hetjax.records.keeper.kept_solutions(workdir))"
         )
-    return saved
+    return saved, recorded.all_grown(directory.parent, config, MAY_GROW)
+
+
+def check_given(
+    there: Mapping[str, Any],
+    here: Mapping[str, Any],
+    saved: checkpoint.Saved | None,
+    setup: setup_lib.Setup,
+    *,
+    is_grown: bool,
+    **how: Any,
+) -> None:
+    """Refuses something else than what a run began with, or tells of it.
+
+    With more epochs a schedule that ends with them is another one: so the optimiser may differ.
+
+    Args:
+        there, here: digests of that run, and of this one.
+        saved: the checkpoint that is gone on from; None: it is written over.
+        setup: of this run.
+        is_grown: whether this run has more rounds or epochs.
+        **how: of `fingerprint.check`.
+
+    Raises:
+        ValueError: something differs.
+    """
+    found, told = fingerprint.differences(there, here), []
+    if saved is not None and "optimizer" in found:
+        found["optimizer"] += given_anew(saved.arrays, setup)
+    if is_grown and (excused := found.pop("optimizer", "")):
+        told.append(f"{excused}, as a schedule over all epochs does; its state goes on")
+    told.append(fingerprint.check(found, **how))
+    for text in filter(None, told if setup.where.leads else ()):
+        messages.say(text)
 
 
 def given_anew(kept: Mapping[str, np.ndarray], setup: setup_lib.Setup) -> str:

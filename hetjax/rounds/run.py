@@ -12,13 +12,12 @@ import jax
 import numpy as np
 import optax
 
-from hetjax import debugging, digests, messages, types
+from hetjax import debugging, digests, types
 from hetjax import mesh as mesh_lib
 from hetjax.checkpoints import checkpoint
 from hetjax.data import stream
-from hetjax.inputs import fingerprint
 from hetjax.inputs import refusals as inputs
-from hetjax.local import packing, rules
+from hetjax.local import packing
 from hetjax.losses import loss as losses_lib
 from hetjax.losses import stateful
 from hetjax.processes import gathering
@@ -118,10 +117,6 @@ class Run(engine.Engine):
         began = mesh_lib.own_row(types.Model(train.params, train.model_state))
         return self.digests | {"params": digests.of_arrays(began)}
 
-    @property
-    def own_rule(self) -> rules.LocalRule | None:
-        return self.setup.programs.main.rule
-
     @jax.transfer_guard("allow")
     def restore(
         self, directory: str | pathlib.Path, given: types.PyTree = (), *, force: bool = False
@@ -130,23 +125,26 @@ class Run(engine.Engine):
 
         Args:
             directory: of a run that began with this loss, optimiser, rule, initial parameters and
-                data.
+                data, in this configuration. What `fit` may resume with may be otherwise here, too:
+                more epochs, other workers, another policy.
             given: as for `init`.
             force: go on with another loss, optimiser, or other values of parameters and data, too.
 
         Raises:
-            ValueError: there is none, or it is of a run with other parts, or of another run.
+            ValueError: there is none, or it is of another configuration, or of another run.
         """
-        saved = resume.newest(directory, self.setup, self.recorded)
-        there = saved.about.get("fingerprint")
-        found = fingerprint.differences(there, self.fingerprint()) if there else {}
-        if "optimizer" in found:
-            found["optimizer"] += resume.given_anew(saved.arrays, self.setup)
-        held = f"restore: the run in {str(directory)!r}"
-        way = "Take init(), or the directory of another run"
-        told = fingerprint.check(found, held, way=way, force="force=True", is_forced=force)
-        if told and self.setup.where.leads:
-            messages.say(told)
+        saved, grown = resume.newest(directory, self.setup, self.recorded)
+        resume.check_given(
+            saved.about.get("fingerprint", {}),
+            self.digests,
+            saved,
+            self.setup,
+            is_grown=bool(grown),
+            held=f"restore: the run in {str(directory)!r}",
+            way="Take init(), or the directory of another run",
+            force="force=True",
+            is_forced=force,
+        )
         return self.go_on(saved, given)[0]
 
     def go_on(self, saved: checkpoint.Saved, given: types.PyTree = ()) -> tuple[RunState, Any]:

@@ -37,7 +37,7 @@ class Training(task_lib.Task):
     """
 
     unit, number = "round", "round"
-    may_grow = ("epochs", "max_rounds")
+    may_grow = resume.MAY_GROW
     reports_at_once = False
     state: RunState
     summary: summary_lib.TrainingSummary

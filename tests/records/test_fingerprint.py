@@ -181,6 +181,8 @@ def test_a_schedule_of_the_new_length_takes_the_state_over(tmp_path, capsys):
         return optax.sgd(lambda count: 0.1 * (1 - count.astype(np.float32) / rounds))
 
     fit(tmp_path, optimizer=optimizer(4))
+    assert restored(tmp_path, optimizer=optimizer(6), epochs=3) == 4
+    assert "as a schedule over all epochs does; its state goes on" in capsys.readouterr().err
     longer = fit(tmp_path, optimizer=optimizer(6), epochs=3)
     assert "as a schedule over all epochs does; its state goes on" in capsys.readouterr().err
     assert int(longer.state.opt_state[1].count[0]) == 6
@@ -222,9 +224,35 @@ def restored(workdir, *, force=False, params=WEIGHTS, optimizer=None, source=DAT
     """The rounds that a run which steps has done when it goes on from what `fit` left."""
     loss_fn = other.pop("loss_fn", scaled_loss(np.float32(1.0)))
     optimizer = optimizer or optax.sgd(0.3, momentum=0.9)
-    fields = {name: value for name, value in FIELDS.items() if name != "progress"}
+    fields = {name: value for name, value in (FIELDS | other).items() if name != "progress"}
     with hetjax.Run(loss_fn, params, optimizer, source, **fields) as run:
         return run.restore(workdir, force=force).rounds_done
+
+
+OTHER_FIELDS = [
+    {"seed": 3},
+    {"budget": 6},
+    {"microbatch_size": 2},
+    {"ordering": "shuffle_once"},
+    {"gate": {"trigger": "first"}},
+    {"nonfinite": "skip"},
+    {"data": {"last": "drop"}},
+    {"reducer": "ring"},
+    {"epochs": 1},
+]
+
+
+def test_a_run_that_steps_refuses_what_fit_refuses(tmp_path):
+    cut(tmp_path)
+    for other in OTHER_FIELDS:
+        for call in (fit, restored):
+            with pytest.raises(ValueError, match=f"another configuration .{next(iter(other))}"):
+                call(tmp_path, **other)
+    others = {"ema": 0.9, "quota": {"policy": "equal"}, "cluster": {"num_workers": 2}}
+    assert restored(tmp_path, epochs=3, **others) == 3
+    fit(tmp_path, ema=0.9)
+    with pytest.raises(ValueError, match=r"ema: 0\.9 there, 0\.8 here"):
+        restored(tmp_path, ema=0.8)
 
 
 @pytest.mark.parametrize("name", ["learning rate", "loss"])
