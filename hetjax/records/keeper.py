@@ -107,28 +107,20 @@ class Search:
         way = f"give another directory, or resume={OVERWRITE!r} to write over it"
         recorded.check(self.workdir, self.config, way=way, **how)
         if about is not None and (saved is not None or is_finished):
-            self._check_differences(about, saved, grown)
+            anew = "resume=False begins anew" if saved else f"resume={OVERWRITE!r} writes over it"
+            done = f"{about['rounds']} {self.unit}s"
+            resume_lib.check_given(
+                about["fingerprint"],
+                self.fingerprint,
+                saved,
+                self.setup,
+                is_grown=bool(grown),
+                held=f"workdir {str(self.workdir)!r} holds {done} of a run that",
+                way=f"{anew}, another workdir keeps both",
+                force=f"resume={FORCE!r}" if saved else "",
+                is_forced=self.resume == FORCE,
+            )
         return saved, grown
-
-    def _check_differences(
-        self, about: dict[str, Any], saved: checkpoint.Saved | None, grown: list[str]
-    ) -> None:
-        """Refuses something else than what the run began with: to go on with, or to write over."""
-        held = f"workdir {str(self.workdir)!r} holds {about['rounds']} {self.unit}s of a run that"
-        anew = (
-            f"resume={OVERWRITE!r} writes over it" if saved is None else "resume=False begins anew"
-        )
-        resume_lib.check_given(
-            about["fingerprint"],
-            self.fingerprint,
-            saved,
-            self.setup,
-            is_grown=bool(grown),
-            held=held,
-            way=f"{anew}, another workdir keeps both",
-            force=f"resume={FORCE!r}" if saved else "",
-            is_forced=self.resume == FORCE,
-        )
 
 
 def agreed(setup: setup_lib.Setup, number: int) -> int:
