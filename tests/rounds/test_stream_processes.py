@@ -12,7 +12,7 @@ def test_two_processes_train_as_one(tmp_path):
     found = gangs.run("tests.rounds.stream_processes", 2, tmp_path, str(tmp_path))
     for code, said in found:
         assert code, said  # by the last case
-    assert "process 1 has first example of the stream" in found[1][1]
+    assert "process 1 has another first example of the stream" in found[1][1]
     for name, (source, by) in stream_processes.cases().items():
         alone, together = stream_processes.fit(source, by), np.load(tmp_path / f"{name}.npz")
         params = alone.params["w"] if isinstance(alone.params, dict) else alone.params
