@@ -14,7 +14,7 @@ import platform
 import threading
 from typing import Any
 
-from hetjax import messages
+from hetjax import messages, whole
 
 OFF = "off"
 AUTO = "auto"
@@ -225,13 +225,8 @@ def _write_whole() -> None:
             return
         entry = cache.path / f"{key}{suffix}"
         if not entry.exists():
-            part = cache.path / f"{key}.{os.getpid()}.{threading.get_ident()}"
-            try:
+            with whole.written(entry) as part:
                 part.write_bytes(value)
-                part.replace(entry)
-            except BaseException:
-                part.unlink(missing_ok=True)
-                raise
 
     if not getattr(put_in_place, "is_whole", False):
         put.is_whole = True  # type: ignore[attr-defined]

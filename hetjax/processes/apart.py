@@ -256,7 +256,7 @@ class Apart(meeting_lib.Meeting):
             messages.say(f"round {self.turn.number + 1}: worker {member.seat} joins")
         place.forget(decision.joining)
         for path in place.directory.glob("*.*"):
-            kind, start = path.name.split(".")[:2]  # what a kill left half written ends in .new
+            kind, start = path.name.lstrip(".").split(".")[:2]  # "." begins what is half written
             if kind == "state" and int(start) < self.turn.number - 1:
                 path.unlink(missing_ok=True)
             here = {m.start for m in (*decision.sum, *decision.members, *before.sum)}

@@ -6,12 +6,12 @@ gave its workers. Standard library alone: the launcher reads it, too.
 
 import contextlib
 import json
-import os
 import pathlib
 import time
 import traceback
 from typing import NamedTuple
 
+from hetjax import whole
 from hetjax.processes import waits
 
 INTERRUPTED = 130
@@ -78,10 +78,9 @@ def is_loss_of_others(error: BaseException) -> bool:
 
 def write(directory: pathlib.Path, teller: int, ending: Ending) -> None:
     """Tells the launcher. The file is written whole or not at all; a full disk raises nothing."""
-    new = directory / f"process-{teller}.new"
-    with contextlib.suppress(OSError):
+    path = directory / f"process-{teller}{_SUFFIX}"
+    with contextlib.suppress(OSError), whole.written(path) as new:
         new.write_text(json.dumps(ending))
-        os.replace(new, directory / f"process-{teller}{_SUFFIX}")
 
 
 def read(directory: pathlib.Path) -> Ending | None:

@@ -4,16 +4,16 @@ A key is a file. It is written under another name and then linked, so that it is
 once, whoever is killed meanwhile. What is set outlives the process that set it. One machine only.
 """
 
-import itertools
 import os
 import pathlib
 import struct
 import time
 import urllib.parse
 
+from hetjax import whole
+
 _LOOK_SECS = 0.005
 _NUMBER = struct.Struct("<q")
-_numbers = itertools.count()  # of files that this process has written
 
 
 class Files:
@@ -33,19 +33,14 @@ class Files:
             FileExistsError: it is set, and may not be overwritten.
             OSError: there is no room in the directory, or it is gone.
         """
-        new = self._directory / f".{os.getpid()}.{next(_numbers)}"
+        put = os.replace if allow_overwrite else os.link
         try:
-            new.write_text(text)
-            if allow_overwrite:
-                new.replace(self._path(key))
-            else:
-                os.link(new, self._path(key))
+            with whole.written(self._path(key), put) as new:
+                new.write_text(text)
         except FileExistsError:
             raise
         except OSError as error:
             raise OSError(error.errno, error.strerror, str(self._directory)) from None
-        finally:
-            new.unlink(missing_ok=True)
 
     def key_value_try_get(self, key: str) -> str:
         """Its text.

@@ -11,7 +11,7 @@ import pathlib
 import jax
 import numpy as np
 
-from hetjax import types
+from hetjax import types, whole
 from hetjax.processes import place as place_lib
 
 ALIGNED = 64  # bytes; JAX copies what is not aligned so
@@ -33,23 +33,17 @@ class Halves:
 
     def __init__(self, path: pathlib.Path, num_bytes: int, *, make: bool = False) -> None:
         num_bytes = -(-num_bytes // ALIGNED) * ALIGNED
+        size = ALIGNED + 2 * num_bytes
         if make:
-            new = path.with_name(f"{path.name}.new")
-            file = os.open(new, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
-            os.posix_fallocate(file, 0, ALIGNED + 2 * num_bytes)
-        else:
-            file = os.open(path, os.O_RDWR)
-        try:
-            mapped = np.frombuffer(mmap.mmap(file, ALIGNED + 2 * num_bytes), np.uint8)
-        finally:
-            os.close(file)
+            with whole.written(path) as new, new.open("xb") as file:
+                os.posix_fallocate(file.fileno(), 0, size)  # or no room would be SIGBUS later
+                file.write(np.full(ALIGNED // 8, _NEVER).tobytes())
+        with path.open("r+b") as file:
+            mapped = np.frombuffer(mmap.mmap(file.fileno(), size), np.uint8)
         self.marks = mapped[:ALIGNED].view(np.int64)
         """Of each half before and behind what is written; then `READY`, the newest round of which
         its writer is ready."""
         self.halves = mapped[ALIGNED:].reshape(2, -1)
-        if make:
-            self.marks[:] = _NEVER
-            new.replace(path)
 
     def begin(self, number: int) -> np.ndarray:
         """The half of a round, which is being written from now on."""

@@ -10,6 +10,8 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from hetjax import whole
+
 
 def write(path: pathlib.Path, arrays: dict[str, np.ndarray], about: dict[str, Any]) -> None:
     """Writes it whole or not at all.
@@ -23,16 +25,11 @@ def write(path: pathlib.Path, arrays: dict[str, np.ndarray], about: dict[str, An
         OSError: there is no room.
     """
     index = {name: [str(array.dtype), array.shape] for name, array in arrays.items()}
-    head, new = json.dumps([index, about]).encode(), path.with_name(f"{path.name}.new")
-    try:
-        with open(new, "wb") as file:
-            file.write(len(head).to_bytes(8, "little") + head)
-            for array in arrays.values():
-                file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
-        new.replace(path)
-    except OSError:
-        new.unlink(missing_ok=True)
-        raise
+    head = json.dumps([index, about]).encode()
+    with whole.written(path) as new, open(new, "wb") as file:
+        file.write(len(head).to_bytes(8, "little") + head)
+        for array in arrays.values():
+            file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
 
 
 def read(path: pathlib.Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:

@@ -6,6 +6,7 @@ import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TextIO
 
+from hetjax import whole
 from hetjax.config import recorded
 from hetjax.types import plain
 
@@ -142,13 +143,8 @@ def _write_json(path: pathlib.Path, value: Any) -> None:
 
 def write_whole(path: pathlib.Path, text: str) -> None:
     """Writes a file: a kill now, or a full disk, leaves the file as it was."""
-    new = path.with_name(f"{path.name}.new")
-    try:
+    with whole.written(path) as new:
         new.write_text(text)
-        new.replace(path)
-    except OSError:
-        new.unlink(missing_ok=True)
-        raise
 
 
 def whole_lines(

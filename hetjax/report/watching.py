@@ -7,6 +7,7 @@ import pathlib
 import time
 from collections.abc import Callable
 
+from hetjax import whole
 from hetjax.report import files, page, words
 
 _DRAWING_SHARE = 0.2  # of the time, at most: drawing takes what the run could use
@@ -79,9 +80,8 @@ def write(run: files.Written, path: pathlib.Path, *, every_secs: int = 0) -> Non
         notes=notes,
         every_secs=0 if run.has_ended else every_secs,
     )
-    new = path.with_name(f"{path.name}.new")
-    new.write_text(text, encoding="utf-8", errors="replace")
-    new.replace(path)
+    with whole.written(path) as new:
+        new.write_text(text, encoding="utf-8", errors="replace")
 
 
 def no_training(run: files.Written) -> str:

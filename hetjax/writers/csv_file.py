@@ -6,6 +6,7 @@ import csv as csv_lib
 import pathlib
 from typing import Any, TextIO
 
+from hetjax import whole
 from hetjax.writers import kept, records
 
 
@@ -73,11 +74,10 @@ class _Csv:
         """The rows, with all columns that are known."""
         if self._file is not None:
             self._file.close()
-        new = self._path.with_name(f"{self._path.name}.new")
-        self._file = new.open("w", newline="", buffering=1)
-        csv_lib.writer(self._file, lineterminator="\n").writerow(self._columns)
-        self._add(rows)
-        new.replace(self._path)
+        with whole.written(self._path) as new:
+            self._file = new.open("w", newline="", buffering=1)
+            csv_lib.writer(self._file, lineterminator="\n").writerow(self._columns)
+            self._add(rows)
 
     def _add(self, rows: list[dict[str, Any]]) -> None:
         assert self._file is not None

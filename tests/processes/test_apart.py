@@ -19,7 +19,7 @@ import pytest
 from hetjax import mesh
 from hetjax.inputs import arguments, refusals
 from hetjax.processes import apart as apart_lib
-from hetjax.processes import files, halves, handing, place
+from hetjax.processes import halves, handing, place
 from tests.launcher import launches
 from tests.launcher.conftest import launch  # noqa: F401
 from tests.processes import apart_program
@@ -196,37 +196,6 @@ def test_only_the_launcher_starts_such_runs(monkeypatch):
         place.of_environment()
 
 
-def test_a_key_is_set_once_whoever_tries(tmp_path):
-    """By many threads at once; all read what one of them has set."""
-
-    def try_to(number):
-        try:
-            files.Files(tmp_path).key_value_set("decision/3", str(number))
-        except FileExistsError:
-            return None
-        return number
-
-    with concurrent.futures.ThreadPoolExecutor(16) as threads:
-        set_by = [number for number in threads.map(try_to, range(64)) if number is not None]
-    board = files.Files(tmp_path)
-    assert [str(set_by[0])] == [board.key_value_try_get("decision/3")]
-    assert len(set_by) == 1
-    board.key_value_set("decision/3", "over", allow_overwrite=True)
-    board.key_value_set("other", "")
-    assert board.key_value_dir_get("decision/") == [("decision/3", "over")]
-    board.key_value_delete("decision/3")
-    with pytest.raises(KeyError, match="NOT_FOUND"):
-        board.key_value_try_get("decision/3")
-    with pytest.raises(TimeoutError, match="DEADLINE_EXCEEDED"):
-        board.blocking_key_value_get("decision/3", 20)
-
-
-def test_a_counter_counts_what_all_add(tmp_path):
-    with concurrent.futures.ThreadPoolExecutor(8) as threads:
-        add = lambda _: files.Files(tmp_path).key_value_increment("count", 2)  # noqa: E731
-        assert max(threads.map(add, range(50))) == 100
-
-
 def test_a_half_that_was_overwritten_shows_it(tmp_path):
     written = halves.Halves(tmp_path / "half", 8, make=True)
     read = halves.Halves(tmp_path / "half", 8)
@@ -311,7 +280,7 @@ def test_another_decides_where_the_first_sleeps_that_is_ready(tmp_path, monkeypa
 @of_places
 def test_what_a_killed_donor_left_half_written_is_put_away(tmp_path):
     _, members = two_of(tmp_path)
-    (half := tmp_path / "state.0.new").touch()
+    (half := tmp_path / ".state.0.5eed").touch()
     with concurrent.futures.ThreadPoolExecutor(2) as threads:
         for number in range(3):
             assert half.exists()

@@ -10,7 +10,6 @@ import dataclasses
 import hashlib
 import http.client
 import inspect
-import os
 import pathlib
 import sys
 import tarfile
@@ -19,6 +18,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
+
+from hetjax import whole
 
 TIMEOUT_SECS = 30  # without a byte from the server
 BLOCK_BYTES = 1 << 20
@@ -194,20 +195,17 @@ def download_file(spec: FileSpec, target: pathlib.Path) -> None:
       ValueError: no address gave the right file. The message says what each gave instead.
     """
     failures = []
-    part = target.with_name(f"{target.name}.{os.getpid()}.part")
     target.parent.mkdir(parents=True, exist_ok=True)
     for url in spec.urls:
         print(f"hetjax: downloading {url} ({spec.size_bytes / 1e6:.1f} MB)", file=sys.stderr)
         try:
-            with urllib.request.urlopen(url, timeout=TIMEOUT_SECS) as response:
-                _save(response, part, limit_bytes=spec.size_bytes + 1)
-            check_file(part, spec)
-            os.replace(part, target)
+            with whole.written(target) as part:
+                with urllib.request.urlopen(url, timeout=TIMEOUT_SECS) as response:
+                    _save(response, part, limit_bytes=spec.size_bytes + 1)
+                check_file(part, spec)
             return
         except (OSError, ValueError, http.client.HTTPException) as error:
             failures.append(f"{url}: {error}")
-        finally:
-            part.unlink(missing_ok=True)
     raise ValueError("; ".join(failures) if failures else f"no address is known for {spec.name}")
 
 
