@@ -36,7 +36,9 @@ class Live(Protocol):
 
 
 class Board(Protocol):
-    """Values that the processes of a run share: `hetjax.processes.board.Board`."""
+    """Values that the processes share in a round: `hetjax.processes.board.RoundBoard`.
+
+    Each round has keys of its own, also for a process that has come to a run that goes on."""
 
     def post(self, key: str, value: Any) -> None:
         """Writes a `value`, of which JSON has at most 4 KB, for all processes to read."""
@@ -99,7 +101,7 @@ class AlwaysOpen:
         self._lock = threading.Lock()
         self._quotas = np.zeros(0, int)
         self._closed = False
-        self._board, self._rounds = board, 0
+        self._board = board
 
     def begin(self, quotas: np.ndarray) -> None:
         """Begins a round anew.
@@ -108,20 +110,16 @@ class AlwaysOpen:
             quotas: i64[W], of all workers.
         """
         self._quotas, self._closed = np.asarray(quotas), False
-        self._rounds += 1
-        if self._board is not None and self._rounds > 2:  # all have left that round
-            for what in ("closed", "done"):
-                self._board.remove(f"{self._rounds - 2}/{what}")
 
     def is_open(self) -> bool:
         """Whether a worker may begin another microbatch."""
         if not self._closed and self._board is not None:
-            self._closed = self._board.read(f"{self._rounds}/closed") is not None
+            self._closed = self._board.read("closed") is not None
         return not self._closed
 
     def _close(self) -> None:
         if not self._closed and self._board is not None:
-            self._board.post(f"{self._rounds}/closed", True)
+            self._board.post("closed", True)
         self._closed = True
 
     def finished(self, worker: int, microbatches_done: int) -> None:

@@ -63,7 +63,7 @@ class _Quorum(gate_lib.AlwaysOpen):
             if self._board is None:
                 self._left -= 1
             else:
-                self._left = self._quorum - self._board.add(f"{self._rounds}/done")
+                self._left = self._quorum - self._board.add("done")
             if self._left <= 0:
                 self._close()
 

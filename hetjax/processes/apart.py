@@ -76,6 +76,9 @@ class Apart(meeting_lib.Meeting):
 
     def begins(self, round_index: int | None, point: types.PyTree) -> None:
         self.turn.is_warm_up, self._point = round_index is None, point
+        self.round_number = -1 - self.place.start  # each warms up for itself
+        if round_index is not None:  # the run's, which has begun before those that come later
+            self.turn.number = self.round_number = round_index
 
     def meets(self) -> None:
         """Waits until all founders that live are there, who begin the run together.
@@ -330,7 +333,7 @@ class Apart(meeting_lib.Meeting):
         except FileNotFoundError:  # it slept: the others have put it away
             place.leave(taken.number + 1)
         place.forget([place.own])  # who decided may have died before it did
-        place.last, self.turn.number = taken, taken.number + 1
+        place.last = taken
         return found
 
     def _holders(self) -> list[Member]:

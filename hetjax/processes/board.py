@@ -9,7 +9,7 @@ import contextlib
 import ctypes
 import json
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from hetjax.processes import place, waits
@@ -38,10 +38,13 @@ class Board:
         self._prefix = f"hetjax/{name}/{_boards[name]}/"
         _boards[name] += 1
 
+    def _at(self, key: str) -> str:
+        return self._prefix + key
+
     def post(self, key: str, value: Any) -> None:
         """Puts up a value, in place of one that is there."""
         text = json.dumps(value, allow_nan=False)
-        self._client.key_value_set(self._prefix + key, text, allow_overwrite=True)
+        self._client.key_value_set(self._at(key), text, allow_overwrite=True)
 
     def settled(self, key: str, value: Any) -> Any:
         """Puts up a value where there is none yet; returns the one that stands."""
@@ -52,7 +55,7 @@ class Board:
     def read(self, key: str) -> Any:
         """The value that is there now; None where there is none."""
         try:
-            text = self._client.key_value_try_get(self._prefix + key)
+            text = self._client.key_value_try_get(self._at(key))
         except Exception as error:
             if "NOT_FOUND" in str(error):
                 return None
@@ -86,7 +89,7 @@ class Board:
                 left = ends - time.monotonic()
                 milliseconds = int(1000 * max(min(left, _SLICE_SECS), 0.001))
                 try:
-                    text = self._client.blocking_key_value_get(self._prefix + key, milliseconds)
+                    text = self._client.blocking_key_value_get(self._at(key), milliseconds)
                     return json.loads(text)
                 except Exception as error:
                     if "DEADLINE_EXCEEDED" not in str(error):
@@ -121,11 +124,34 @@ class Board:
 
     def add(self, key: str, amount: int = 1) -> int:
         """Adds to a counter, which begins at 0, and returns its new value."""
-        return int(self._client.key_value_increment(self._prefix + key, amount))
+        return int(self._client.key_value_increment(self._at(key), amount))
 
     def remove(self, key: str) -> None:
         """Takes a value away; nothing happens where there is none."""
-        self._client.key_value_delete(self._prefix + key)
+        self._client.key_value_delete(self._at(key))
+
+
+class RoundBoard(Board):
+    """A board with keys of its own for each round.
+
+    Args:
+        name: what it is for.
+        number: of the round that has begun, the same in all processes that are in it.
+    """
+
+    def __init__(self, name: str, number: Callable[[], int]) -> None:
+        super().__init__(name)
+        self._number = number
+        self._used: dict[int, set[str]] = {}  # keys, by round
+
+    def _at(self, key: str) -> str:
+        now = self._number()
+        own = super()._at(f"{now}/{key}")
+        self._used.setdefault(now, set()).add(own)
+        for number in [each for each in list(self._used) if each < now - 1]:  # all have left it
+            for old in self._used.pop(number, ()):
+                self._client.key_value_delete(old)
+        return own
 
 
 def runtime() -> Any:

@@ -65,6 +65,9 @@ class Meeting:
     heard: slice | np.ndarray = slice(None)
     """Of the workers: whose messages `tell` returned."""
 
+    round_number = 0
+    """Of the round that has begun: the same in all processes that are in it, and in no other."""
+
     keeps_memory = False
     """Whether malloc keeps freed memory: `mesh.use_cpu_workers` or the launcher has told it."""
 
@@ -87,6 +90,7 @@ class Meeting:
 
     def begins(self, round_index: int | None, point: types.PyTree) -> None:
         """A round begins at a point; None: it warms up, and nobody is told of it."""
+        self.round_number += 1
 
     def tell(self, messages: np.ndarray) -> np.ndarray:
         """Returns the messages of all workers, [W], given those of this process's workers, [w].

@@ -180,7 +180,9 @@ def _make_local(
     gate = None
     if methods.gate.closes and not config.replay and not clock.virtual:
         alone = len(common.where.own) == len(devices)
-        gate = gates.begin(methods.gate, None if alone else board_lib.Board("gate"))
+        meeting = common.company.meeting
+        board = None if alone else board_lib.RoundBoard("gate", lambda: meeting.round_number)
+        gate = gates.begin(methods.gate, board)
     return stepped.Stepped(
         steps,
         feed,

@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import gc
+import itertools
 import json
 import os
 import re
@@ -74,6 +75,8 @@ def check_exact(workdir, told, *, seats=WORKERS, **fields):
     """Nothing is missing or doubled, each round has one line, all have the state of one process."""
     count = len(lines(workdir))
     assert [line["round"] for line in lines(workdir)] == list(range(count))
+    for before, line in itertools.pairwise(lines(workdir)):
+        assert line["start_secs"] == pytest.approx(before["start_secs"] + before["round_secs"])
     assert len({tuple(each["params"]) for each in told.values()}) == 1
     for each in told.values():
         assert (each["missing"], each["duplicated"]) == (0, 0)

@@ -1,5 +1,6 @@
 """Who leads a run apart is killed, or interrupted with those who come: what stays of it?"""
 
+import collections
 import concurrent.futures
 import csv
 import json
@@ -8,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import types as types_lib
 
 import jax
 import jax.numpy as jnp
@@ -15,10 +17,12 @@ import numpy as np
 import pytest
 
 import hetjax
-from hetjax import types
-from hetjax.processes import place, shared_sums
+from hetjax import gates, types
+from hetjax.processes import board as board_lib
+from hetjax.processes import files, place, shared_sums
 from tests.launcher import launches
 from tests.launcher.conftest import launch  # noqa: F401
+from tests.own_parts import gate as own_gate
 from tests.processes import apart_program, test_apart
 from tests.processes.test_apart import apart, places  # noqa: F401
 
@@ -112,3 +116,55 @@ def test_who_waits_for_a_sleeping_adder_knows_it(tmp_path, monkeypatch):
         for has_waited in (True, False):
             found = list(threads.map(a_round, range(2)))
             assert found == [([[2.0, 2.0]], False), ([[2.0, 2.0]], has_waited)]
+
+
+@test_apart.of_places
+def test_the_rounds_of_a_run_that_goes_on_keep_their_numbers(tmp_path, capsys):
+    """Of a checkpoint, after a restart of all."""
+    at, members = test_apart.two_of(tmp_path, seats=3)
+    place.Place(tmp_path, 2, 2, seats=3, founders=2, beacons=tmp_path).ask()
+
+    def tell(member):
+        member.meets()
+        member.begins(40, jnp.zeros(1))
+        return member.tell(np.array([(1,)], [("x", np.int64)]))
+
+    with concurrent.futures.ThreadPoolExecutor(2) as threads:
+        list(threads.map(tell, members))
+    assert [each.seat for each in at[0].decided(40).joining] == [2]
+    assert "round 41: worker 2 joins" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("gate", [gates.first(), gates.quorum(3), own_gate.after(3)])
+def test_who_has_seen_no_rounds_before_closes_one_with_the_others(gate, tmp_path, monkeypatch):
+    runtime = types_lib.SimpleNamespace(client=files.Files(tmp_path))
+    monkeypatch.setattr(board_lib, "runtime", lambda: runtime)
+    numbers, lives, quotas = [0, 0], [], np.array([3, 3])
+    for index in range(2):
+        monkeypatch.setattr(board_lib, "_boards", collections.Counter())  # of each process
+        number = lambda index=index: numbers[index]  # noqa: E731
+        lives.append(gates.begin(gate, board_lib.RoundBoard("gate", number)))
+    for number in (-1, 5, 6, 7):  # one has warmed up and closed two rounds when the other comes
+        numbers[:] = number, number
+        for live in lives[: 1 + (number == 7)]:
+            live.begin(quotas)
+            assert live.is_open()
+        for done in (1, 2, 3):
+            lives[0].finished(0, done)
+        assert not lives[0].is_open()
+    assert not lives[1].is_open()
+    kept = {key.split("/")[-2] for key, _ in runtime.client.key_value_dir_get("hetjax/")}
+    assert kept <= {"6", "7"}
+
+
+@pytest.mark.slow
+def test_a_gate_goes_on_closing_rounds_when_a_worker_has_come_back(apart):  # noqa: F811
+    fields = {"gate": {"trigger": "quorum", "quorum": 3}, "quota": "equal"}
+    launched, workdir = apart(epochs=40, **fields)
+    test_apart.after(5, workdir)
+    os.kill(test_apart.pid_of(launched, 1), signal.SIGKILL)
+    (match,), _ = launched.wait_for(r"round (\d+): worker 1 joins")
+    told = test_apart.results(launched)
+    whole = [line for line in test_apart.lines(workdir) if line["round"] > int(match[1])]
+    assert any(sum(line["microbatches_done"]) < sum(line["quotas"]) for line in whole)
+    test_apart.check_exact(workdir, told, epochs=40, **fields)
