@@ -222,6 +222,6 @@ def _notes(summary: dict[str, Any]) -> list[str]:
         notes.append(f"{unseen} examples were never processed: their worker did nothing")
     if without := summary.get("rounds_without_update"):
         notes.append(f"{without} rounds made no update: their weights add up to 0 or less")
-    if told := words.overruns(summary):
-        notes.append(told)
+    told = words.skipped(summary["examples_skipped"], summary["examples_processed"])
+    notes += filter(None, (told, words.overruns(summary)))
     return notes

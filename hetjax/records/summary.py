@@ -1,6 +1,7 @@
 """The numbers of a whole run, kept up step by step, and `summary.json` from them."""
 
 import dataclasses
+import itertools
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -195,6 +196,19 @@ class TrainingSummary(Summary):
         self._lines.append(line)
         return line
 
+    @property
+    def examples_skipped(self) -> int:
+        """In microbatches that were not finite."""
+        return sum(line.skipped_examples for line in self._lines)
+
+    def leads_from(self, lines: Sequence[dict[str, Any]]) -> None:
+        """Goes on from the lines of who led before: the run's time is what they say it is."""
+        for before, line in itertools.pairwise(lines):
+            line["start_secs"] = before["start_secs"] + before["round_secs"]
+        self._lines = [types.from_plain(line) for line in lines]
+        if self._lines:
+            self.clock = self._lines[-1].start_secs + self._lines[-1].round_secs
+
     def _metrics(self) -> dict[str, float]:
         """Of training, over the last epoch."""
         last = max(self._epoch_metrics, default=0)
@@ -223,7 +237,7 @@ class TrainingSummary(Summary):
             "examples_missing": ledger_lib.missing(ledger),
             "examples_duplicated": ledger_lib.duplicated(ledger),
             "examples_never_processed": ledger_lib.never_processed(ledger),
-            "examples_skipped": sum(line.skipped_examples for line in lines),
+            "examples_skipped": self.examples_skipped,
             **({"rounds_without_update": without} if without else {}),
             **({"examples_dropped": dropped} if dropped else {}),
             "examples_recomputed": self.examples_recomputed,

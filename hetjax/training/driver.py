@@ -64,9 +64,9 @@ class Driver:
         self._asks = self._asked = gathering.Request.NOTHING  # of this process; of all processes
         self._signal: Callable[[], signal.Signals | None] = lambda: None
         self._told_of_signal: list[str] = []
+        is_guest = task.setup.company.meeting.joins  # that leads takes over first
         start, lines, later = self._start(resume)
-        self._leads = False
-        self._open(lines)
+        self._open(lines, leads=task.setup.where.leads and not is_guest)
         if start.saved is None:
             task.begin()
         else:
@@ -109,10 +109,10 @@ class Driver:
         ).start()
         return start, *task.lines_done(directory, start)
 
-    def _open(self, lines: Mapping[str, list[workdir.Line]]) -> None:
+    def _open(self, lines: Mapping[str, list[workdir.Line]], *, leads: bool) -> None:
         """Begins to keep the run: in the process that leads, in its workdir."""
         task, setup = self._task, self._task.setup
-        self._leads = setup.where.leads
+        self._leads = leads
         self._keeper = keeper.Keeper(self._directory, setup, fingerprint=self._fingerprint)
         self._stack.enter_context(self._keeper)
         self._recorder = workdir.Recorder(
@@ -139,8 +139,9 @@ class Driver:
                 own, (written, _) = lines[name], workdir.whole_lines(directory / file)
                 lines[name] = [*written[: len(own)], *own[len(written) :]]
         task.takes_judged(lines["metrics"])
+        task.summary.leads_from(lines["metrics"])
         self._recorder.close()
-        self._open(lines)
+        self._open(lines, leads=True)
         again = [
             line
             for line in lines["metrics"]

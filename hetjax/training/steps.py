@@ -15,6 +15,7 @@ from hetjax.checkpoints import checkpoint, leaves
 from hetjax.processes import gathering
 from hetjax.records import evaluations, results, workdir
 from hetjax.records import summary as summary_lib
+from hetjax.report import words
 from hetjax.rounds import programs, resume, round_report
 from hetjax.rounds import run as run_lib
 from hetjax.rounds import state as state_lib
@@ -221,10 +222,14 @@ class Training(task_lib.Task):
         if report.weight_sum is None or not self.setup.where.leads or self._told_of_weights:
             return
         self._told_of_weights = True
-        messages.say(
-            f"round {report.round}: the weights of its examples add up to {report.weight_sum:g}, "
-            "so it made no update"
-        )
+        why = f"the weights of its examples add up to {report.weight_sum:g}"
+        if report.skipped_examples == report.examples:
+            why = "none of its microbatches is finite, and nonfinite='skip' leaves them out"
+        messages.say(f"round {report.round}: {why}, so it made no update")
+
+    def told_at_end(self) -> list[str]:
+        told = words.skipped(self.summary.examples_skipped, self.state.stream.examples_processed)
+        return [told] if told else []
 
     @contextlib.contextmanager
     def shown(self, report: types.RoundReport) -> Iterator[types.RoundReport]:

@@ -66,3 +66,17 @@ def test_single_negative_weights_are_weights_like_others(capsys):
     assert "rounds_without_update" not in result.summary
     assert "weight_sum" not in result.history[0]
     assert "update" not in capsys.readouterr().err
+
+
+def test_that_all_is_skipped_is_told_once_and_at_the_end(tmp_path, capsys):
+    data = regression(64)
+    never = lambda weights, batch, rng: squared(weights, batch, rng) * np.nan  # noqa: E731
+    result = fit(data, loss_fn=never, nonfinite="skip", workdir=tmp_path)
+    np.testing.assert_array_equal(result.params, np.zeros(3))
+    said, told = capsys.readouterr().err, "128 examples were skipped, of 128"
+    assert said.count("round 0: none of its microbatches is finite, and nonfinite='skip'") == 1
+    assert said.count("made no update") == 1
+    assert f"{told}: their microbatches were not finite" in said
+    assert told in repr(result)
+    assert told in (tmp_path / "report.html").read_text()
+    assert (result.summary["rounds_without_update"], result.summary["examples_skipped"]) == (4, 128)
