@@ -57,7 +57,7 @@ class Apart(meeting_lib.Meeting):
         self.place, self.mesh = place, mesh
         self.process_of = np.arange(place.num_processes)
         self.turn = halves.Turn()
-        self._num_kinds = 0  # of rounds
+        self._sums: list[apart_sums.ApartSums] = []  # of each kind of rounds
         self._point: types.PyTree = None
         self._told: dict[Member, halves.Halves] = {}
         self._num_bytes = 0  # of a message
@@ -76,21 +76,21 @@ class Apart(meeting_lib.Meeting):
 
     def begins(self, round_index: int | None, point: types.PyTree) -> None:
         self.turn.is_warm_up, self._point = round_index is None, point
-        self.round_number = -1 - self.place.start  # each warms up for itself
-        if round_index is not None:  # the run's, which has begun before those that come later
-            self.turn.number = self.round_number = round_index
+        own = -1 - self.place.start  # each warms up for itself
+        self.turn.number = self.round_number = own if round_index is None else round_index
 
-    def meets(self) -> None:
+    def meets(self, state: types.PyTree = ()) -> None:
         """Waits until all founders that live are there, who begin the run together.
 
         Raises:
-            ValueError: the run has begun without this process.
+            ValueError: the run has begun without this process, or lacks memory.
         """
         place = self.place
         if place.last is not None:
             return
         if self.joins:
             raise ValueError("fit: only fit takes newcomers into a run apart; Run has no way to")
+        apart_sums.check_room(place, self._sums, state)
         place.ask()
         with waits.Wait("begin", lambda: self._missing(place.asking())) as wait:
             while (first := place.decided(place_lib.FIRST)) is None:
@@ -123,10 +123,8 @@ class Apart(meeting_lib.Meeting):
             return self._spread(messages, [(self.place.process_id, messages[0])])
         place, number = self.place, self.turn.number
         assert place.last is not None
-        if not self._num_bytes:
-            self._num_bytes = _STATE_BYTES + messages.nbytes
-            self._told[place.own] = halves.made(place, "told", self._num_bytes)
-        told = self._told[place.own]
+        self._num_bytes = _STATE_BYTES + messages.nbytes
+        told = self._of(place.own)
         half, device = told.begin(number), self.mesh.devices[0].device_kind.encode()
         half[:_STATE_BYTES].view(np.int64)[:] = zlib.crc32(device), halves.digest(self._point)
         half[_STATE_BYTES : self._num_bytes] = np.frombuffer(messages.tobytes(), np.uint8)
@@ -166,8 +164,7 @@ class Apart(meeting_lib.Meeting):
     def _of(self, member: Member) -> halves.Halves:
         """Where a member writes what it tells."""
         if member not in self._told:
-            path = self.place.directory / f"told.{member.start}"
-            self._told[member] = halves.Halves(path, self._num_bytes)
+            self._told[member] = halves.of(member, "told", self._num_bytes, self.place)
         return self._told[member]
 
     def is_ready(self, member: Member) -> bool:
@@ -268,8 +265,9 @@ class Apart(meeting_lib.Meeting):
                 path.unlink(missing_ok=True)
 
     def sums(self, like: types.PyTree) -> meeting_lib.Sums:
-        self._num_kinds += 1
-        return apart_sums.ApartSums(self.place, self.mesh, self.turn, like, self._num_kinds)
+        kind = len(self._sums) + 1
+        self._sums.append(apart_sums.ApartSums(self.place, self.mesh, self.turn, like, kind))
+        return self._sums[-1]
 
     # --- Coming ---
 

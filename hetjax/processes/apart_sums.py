@@ -8,7 +8,9 @@ further. Whoever is left out of a sum may sleep so. From then on what is added l
 
 import contextlib
 import mmap
+import os
 import time
+from collections.abc import Sequence
 
 import jax
 import numpy as np
@@ -21,8 +23,30 @@ from hetjax.processes import meeting as meeting_lib
 from hetjax.processes import place as place_lib
 from hetjax.processes.place import Member
 
+_BESIDE = 1 << 20  # bytes of small files
 _USUAL_SECS = 0.25  # who adds longer than this sleeps
 _OWN = "own"  # what a process contributes
+
+
+def check_room(place: place_lib.Place, sums: Sequence["ApartSums"], state: types.PyTree) -> None:
+    """Looks whether there is memory for a run, as long as it has all of its seats.
+
+    For each seat two halves of what it contributes and two of what it adds, of each kind of rounds.
+    Beside them lies a state that is handed on, or the memory of who has just gone.
+
+    Raises:
+        ValueError: there is less.
+    """
+    handed = sum(getattr(leaf, "nbytes", 0) for leaf in jax.tree.leaves(state))
+    needed = 4 * place.num_processes * sum(each.num_bytes for each in sums) + handed + _BESIDE
+    where = os.statvfs(place.directory)
+    if needed > (free := where.f_bavail * where.f_frsize):
+        whole = needed + (where.f_blocks - where.f_bavail) * where.f_frsize
+        raise ValueError(
+            f"--runtime=apart: up to {place.num_processes} workers need {-(-needed >> 20)} MB of "
+            f"shared memory, and {place.directory.parents[1]} has {free >> 20}. Start the "
+            f"container with --shm-size={-(-whole >> 20)}m, or set {place_lib.SHARED}=DIRECTORY"
+        )
 
 
 class ApartSums(meeting_lib.Sums):
@@ -49,7 +73,7 @@ class ApartSums(meeting_lib.Sums):
         self._place, self._mesh, self._turn, self._like = place, mesh, turn, like
         self._kind = kind
         self._known: dict[tuple[str, Member], halves.Halves] = {}
-        self._size = 0  # numbers of a contribution
+        self._size = sum(leaf.size for leaf in jax.tree.leaves(like))  # numbers of a contribution
         self._dtype = np.dtype(np.float32)
 
     def post(self, contributed: types.Contribution) -> None:
@@ -88,15 +112,16 @@ class ApartSums(meeting_lib.Sums):
         return shared_sums.opened(contributed.sums, self._like), metrics.weight_sum
 
     @property
-    def _num_bytes(self) -> int:
+    def num_bytes(self) -> int:
+        """Of a contribution; with the changes of the model's state, once one has been posted."""
         return self._size * self._dtype.itemsize
 
     def _vector(self, half: np.ndarray) -> np.ndarray:
-        return half[: self._num_bytes].view(self._dtype)
+        return half[: self.num_bytes].view(self._dtype)
 
     def _new_vector(self) -> np.ndarray:
         """Of this process alone; aligned, so that JAX reads it where it lies."""
-        return self._vector(np.frombuffer(mmap.mmap(-1, self._num_bytes), np.uint8))
+        return self._vector(np.frombuffer(mmap.mmap(-1, self.num_bytes), np.uint8))
 
     def _halves(self, what: str, member: Member) -> halves.Halves:
         """Where a member writes what it contributes, or what it adds.
@@ -106,12 +131,7 @@ class ApartSums(meeting_lib.Sums):
         """
         if (what, member) not in self._known:
             name = f"sums-{self._kind}-{what}"
-            if member == self._place.own:
-                made = halves.made(self._place, name, self._num_bytes)
-            else:
-                path = self._place.directory / f"{name}.{member.start}"
-                made = halves.Halves(path, self._num_bytes)
-            self._known[what, member] = made
+            self._known[what, member] = halves.of(member, name, self.num_bytes, self._place)
         return self._known[what, member]
 
     def _total(self, host_secs: np.ndarray) -> np.ndarray:

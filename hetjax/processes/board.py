@@ -9,9 +9,10 @@ import contextlib
 import ctypes
 import json
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
+from hetjax.processes import meeting as meeting_lib
 from hetjax.processes import place, waits
 
 _SLICE_SECS = 0.5  # after which a wait looks whether anybody is still to come
@@ -136,21 +137,21 @@ class RoundBoard(Board):
 
     Args:
         name: what it is for.
-        number: of the round that has begun, the same in all processes that are in it.
+        meeting: of the processes; it knows the round.
     """
 
-    def __init__(self, name: str, number: Callable[[], int]) -> None:
+    def __init__(self, name: str, meeting: meeting_lib.Meeting) -> None:
         super().__init__(name)
-        self._number = number
-        self._used: dict[int, set[str]] = {}  # keys, by round
+        self._meeting = meeting
+        self._used: dict[str, int] = {}  # of which round a key is
 
     def _at(self, key: str) -> str:
-        now = self._number()
+        now = self._meeting.round_number
         own = super()._at(f"{now}/{key}")
-        self._used.setdefault(now, set()).add(own)
-        for number in [each for each in list(self._used) if each < now - 1]:  # all have left it
-            for old in self._used.pop(number, ()):
-                self._client.key_value_delete(old)
+        self._used[own] = now
+        for old in [k for k, number in self._used.copy().items() if number < now - 1]:
+            self._client.key_value_delete(old)  # all have left that round
+            self._used.pop(old, None)
         return own
 
 

@@ -37,9 +37,7 @@ class Files:
         try:
             with whole.written(self._path(key), put) as new:
                 new.write_text(text)
-        except FileExistsError:
-            raise
-        except OSError as error:
+        except OSError as error:  # one that says nothing of the file's other name
             raise OSError(error.errno, error.strerror, str(self._directory)) from None
 
     def key_value_try_get(self, key: str) -> str:

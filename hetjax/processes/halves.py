@@ -59,14 +59,19 @@ class Halves:
         return bool((self.marks[before : before + 2] == number).all())
 
 
-def made(place: place_lib.Place, name: str, num_bytes: int) -> Halves:
-    """Of this process; which ends where there is no room: the others go on."""
-    path = place.directory / f"{name}.{place.start}"
+def of(member: place_lib.Member, name: str, num_bytes: int, place: place_lib.Place) -> Halves:
+    """What a member writes; made where that is this process, of which the place is.
+
+    Raises:
+        FileNotFoundError: the other has not made it yet, or it is put away.
+        OSError: there is no room any more.
+    """
+    path = place.directory / f"{name}.{member.start}"
     try:
-        return Halves(path, num_bytes, make=True)
+        return Halves(path, num_bytes, make=member == place.own)
     except OSError as error:
-        told = f"has no room for {2 * num_bytes >> 20} MB in {path.parent}: {error.strerror}"
-        place.end(place_lib.REMOVED, told)
+        told = f"{error.strerror} for {2 * num_bytes >> 20} MB of shared memory"
+        raise OSError(error.errno, told, str(path)) from None
 
 
 class Turn:

@@ -85,8 +85,12 @@ class Meeting:
         """Whether this process is to be taken into a run that goes on (`take_in`)."""
         return False
 
-    def meets(self) -> None:
-        """Before a round is planned: waits for who begins the run together with this process."""
+    def meets(self, state: types.PyTree = ()) -> None:
+        """Before a round is planned: waits for who begins the run together with this process.
+
+        Args:
+            state: of the run.
+        """
 
     def begins(self, round_index: int | None, point: types.PyTree) -> None:
         """A round begins at a point; None: it warms up, and nobody is told of it."""

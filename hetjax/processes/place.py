@@ -24,6 +24,7 @@ from hetjax.processes import beacons, files
 LEFT_OUT, REMOVED = 75, 76  # exit codes: to be started anew; its seat is empty now
 OWN_WORK = ("starting", "evaluating", "reporting", "checkpointing")
 LATE_SECS, BUSY_SECS = 10.0, 600.0  # unless `HETJAX_LATE_SECS`, `HETJAX_BUSY_SECS` say otherwise
+SHARED = "HETJAX_SHARED_DIRECTORY"  # of the run, where not in /dev/shm
 LOOK_SECS = 0.02  # a wake may be lost
 FIRST = -1  # the decision that says who begins
 RUNS, OVER, ASKED_TO_LEAVE = 1, 2, 3  # in `roll`, of a start; 0: there is none

@@ -221,7 +221,7 @@ def _notes(summary: dict[str, Any]) -> list[str]:
         unseen = summary["examples_never_processed"]
         notes.append(f"{unseen} examples were never processed: their worker did nothing")
     if without := summary.get("rounds_without_update"):
-        notes.append(f"{without} rounds made no update: their weights add up to 0 or less")
-    told = words.skipped(summary["examples_skipped"], summary["examples_processed"])
-    notes += filter(None, (told, words.overruns(summary)))
+        notes.append(f"{without} rounds made no update: they had no weight above 0")
+    if told := words.overruns(summary):
+        notes.append(told)
     return notes

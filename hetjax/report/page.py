@@ -135,11 +135,9 @@ def _notes(summary: Record, history: Sequence[Record]) -> list[str]:
         notes.append("No round was finished, so there is nothing to draw.")
     if told := words.overruns(summary):
         notes.append(f"{told}.")
-    skipped, done = (
-        int(np.nansum(series.column(history, name))) for name in ("skipped_examples", "examples")
-    )
-    if told := words.skipped(skipped, done):
-        notes.append(f"{told}.")
+    skipped = np.nansum(series.column(history, "skipped_examples"))
+    if skipped > 0:
+        notes.append(f"{skipped:,.0f} examples were skipped because of non-finite numbers.")
     if without := summary.get("rounds_without_update"):
         notes.append(f"{without:,} of {len(history):,} rounds made no update: weights were 0.")
     notes += series.not_finite(history)

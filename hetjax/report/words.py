@@ -119,12 +119,6 @@ def plural(value: Any, noun: str) -> str:
     return f"{amount} {noun}{'' if amount == '1' else 's'}" if amount else ""
 
 
-def skipped(skipped: int, done: int) -> str:
-    """What a run says of examples that it left out; "" of none."""
-    many = f"{skipped:,} examples were skipped, of {done:,}"
-    return f"{many}: their microbatches were not finite" if skipped else ""
-
-
 def overruns(summary: Record) -> str:
     """That the machine was too slow to play the emulated workers; "" where it was not."""
     fraction = summary.get("overrun_fraction") or 0.0

@@ -234,7 +234,7 @@ class Engine:
         rounds = run_state.check_state(state, self)
         setup = self.setup
         self.beacons.at("waiting")
-        setup.company.meeting.meets()
+        setup.company.meeting.meets(state)
         setup.feed.compare(setup.stream.epoch(rounds.stream))
         began = time.perf_counter()
         at = "computing" if self.config.local == "fused" else "waiting"

@@ -284,9 +284,6 @@ class Report:
         busy_secs = work.compute_secs + work.host_secs
         longest = max(work.local_secs, float(busy_secs.max()))  # as `summary.longest_secs`
         waiting = (longest - busy_secs)[present]
-        is_judged = self._examples > 0 and (  # else the run stops at such a round
-            metrics.example_count.any() or self._setup.config.nonfinite == "skip"
-        )
         return types.RoundReport(
             round=plan.local.round_index or 0,
             epoch=self._epoch,
@@ -310,7 +307,7 @@ class Report:
             exchange_secs=self._exchange_secs,
             metrics=losses_lib.means(metrics.metric_sums) or None,
             **self._step(),
-            weight_sum=self.divisor if is_judged and self.divisor <= 0 else None,
+            weight_sum=self.divisor if self._examples and self.divisor <= 0 else None,
             bytes_sent=round(
                 self._setup.methods.reducer.copies_sent(plan.active) * self._setup.copy_bytes
             ),

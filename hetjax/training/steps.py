@@ -15,7 +15,6 @@ from hetjax.checkpoints import checkpoint, leaves
 from hetjax.processes import gathering
 from hetjax.records import evaluations, results, workdir
 from hetjax.records import summary as summary_lib
-from hetjax.report import words
 from hetjax.rounds import programs, resume, round_report
 from hetjax.rounds import run as run_lib
 from hetjax.rounds import state as state_lib
@@ -228,8 +227,9 @@ class Training(task_lib.Task):
         messages.say(f"round {report.round}: {why}, so it made no update")
 
     def told_at_end(self) -> list[str]:
-        told = words.skipped(self.summary.examples_skipped, self.state.stream.examples_processed)
-        return [told] if told else []
+        skipped, done = self.summary.examples_skipped, self.state.stream.examples_processed
+        told = f"{skipped:,} of {done:,} examples were skipped: their microbatches were not finite"
+        return [told] if skipped else []
 
     @contextlib.contextmanager
     def shown(self, report: types.RoundReport) -> Iterator[types.RoundReport]:

@@ -229,7 +229,7 @@ def of_places(test):
 def two_of(tmp_path, **fields):
     (tmp_path / "board").mkdir()
     (tmp_path / "roll").write_bytes(bytes([1] * 3))
-    fields |= {"seats": 2, "founders": 2, "beacons": tmp_path}
+    fields = {"seats": 2, "founders": 2, "beacons": tmp_path} | fields
     at = [place.Place(tmp_path, seat, seat, **fields) for seat in (0, 1)]
     return at, [apart_lib.Apart(each, mesh.make_worker_mesh(1)) for each in at]
 

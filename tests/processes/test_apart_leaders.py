@@ -20,6 +20,7 @@ import hetjax
 from hetjax import gates, types
 from hetjax.processes import board as board_lib
 from hetjax.processes import files, place, shared_sums
+from hetjax.processes import meeting as meeting_lib
 from tests.launcher import launches
 from tests.launcher.conftest import launch  # noqa: F401
 from tests.own_parts import gate as own_gate
@@ -139,13 +140,12 @@ def test_the_rounds_of_a_run_that_goes_on_keep_their_numbers(tmp_path, capsys):
 def test_who_has_seen_no_rounds_before_closes_one_with_the_others(gate, tmp_path, monkeypatch):
     runtime = types_lib.SimpleNamespace(client=files.Files(tmp_path))
     monkeypatch.setattr(board_lib, "runtime", lambda: runtime)
-    numbers, lives, quotas = [0, 0], [], np.array([3, 3])
-    for index in range(2):
+    meeting, lives, quotas = meeting_lib.Meeting(2), [], np.array([3, 3])
+    for _ in range(2):
         monkeypatch.setattr(board_lib, "_boards", collections.Counter())  # of each process
-        number = lambda index=index: numbers[index]  # noqa: E731
-        lives.append(gates.begin(gate, board_lib.RoundBoard("gate", number)))
+        lives.append(gates.begin(gate, board_lib.RoundBoard("gate", meeting)))
     for number in (-1, 5, 6, 7):  # one has warmed up and closed two rounds when the other comes
-        numbers[:] = number, number
+        meeting.round_number = number
         for live in lives[: 1 + (number == 7)]:
             live.begin(quotas)
             assert live.is_open()
@@ -168,3 +168,49 @@ def test_a_gate_goes_on_closing_rounds_when_a_worker_has_come_back(apart):  # no
     whole = [line for line in test_apart.lines(workdir) if line["round"] > int(match[1])]
     assert any(sum(line["microbatches_done"]) < sum(line["quotas"]) for line in whole)
     test_apart.check_exact(workdir, told, epochs=40, **fields)
+
+
+ROOM = "os.statvfs = lambda path: os.statvfs_result([4096, 4096, 250, 9, 9, 1, 1, 1, 0, 255])\n"
+FULL = """
+def full(*given):
+    raise OSError(28, "No space left on device")
+os.posix_fallocate = full
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("lacks", "code", "said"),
+    [
+        (ROOM, 2, r"up to 4 workers need 2 MB of .* has 0\. .*--shm-size=2m.*nothing is restarted"),
+        (FULL, 1, r"raised OSError: .*No space left on device for 0 MB of shared memory: '/.*"),
+    ],
+)
+def test_a_run_that_lacks_memory_ends_by_name(lacks, code, said, apart, monkeypatch):  # noqa: F811
+    """Before it begins, or when others have taken what was there."""
+    monkeypatch.setattr(test_apart, "PROGRAM", f"import os\n{lacks}{test_apart.PROGRAM}")
+    launched, _ = apart("--max_restarts=0", "--max_workers=4", epochs=4)
+    assert launched.end() == code
+    launched.wait_for(said)
+
+
+@test_apart.of_places
+@pytest.mark.parametrize("is_enough", [True, False])
+def test_the_memory_of_all_seats_and_of_a_state_is_looked_for(is_enough, tmp_path, monkeypatch):
+    """A million numbers of a worker, five seats; a state of as many, and a MB of small files."""
+    at, members = test_apart.two_of(tmp_path, seats=5)
+    for member in members:
+        member.sums({"a": jnp.zeros((1 << 20) - 8), "b": jnp.zeros(8)})
+    state = {"params": np.zeros(1 << 20, np.float32), "about": "text"}
+    needs = 4 * (4 * 5 + 1) + 1
+    room = os.statvfs_result([1 << 20, 1 << 20, 300, 300, needs - 1 + is_enough, 1, 1, 1, 0, 255])
+    monkeypatch.setattr(os, "statvfs", lambda path: room)
+    with concurrent.futures.ThreadPoolExecutor(2) as threads:
+        met = [threads.submit(member.meets, state) for member in members]
+        for each in met:
+            if is_enough:
+                each.result()
+            else:
+                with pytest.raises(ValueError, match=f"need {needs} MB of shared memory"):
+                    each.result()
+    assert (at[0].last is not None) == is_enough
