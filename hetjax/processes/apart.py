@@ -362,8 +362,7 @@ class Apart(meeting_lib.Meeting):
 
     def _judged(self) -> list[pathlib.Path]:
         """The files of who leads or has led, whole ones."""
-        found = self.place.directory.glob(f"{_JUDGED}.*")
-        return [path for path in found if path.suffix[1:].isdecimal()]
+        return list(self.place.directory.glob(f"{_JUDGED}.*"))
 
     def outlives_leader(self) -> bool:
         place = self.place
