@@ -87,6 +87,21 @@ def program(function: Callable[..., Any], *arguments: Any) -> tuple[Any, Any]:
     return traced.jaxpr, returned
 
 
+def contents(program: Any) -> tuple[set[str], set[Any]]:
+    """Operations and types of the arrays of a jaxpr, those that it calls too; of None nothing."""
+    names, dtypes = set(), set()
+    for equation in () if program is None else program.eqns:
+        names.add(equation.primitive.name)
+        dtypes |= {getattr(out.aval, "dtype", None) for out in equation.outvars}
+        for value in equation.params.values():
+            for inner in value if isinstance(value, tuple | list) else (value,):
+                called = getattr(inner, "jaxpr", inner)
+                if hasattr(called, "eqns"):
+                    more = contents(called)
+                    names, dtypes = names | more[0], dtypes | more[1]
+    return names, dtypes
+
+
 def each(function: Callable[..., Any], *arguments: Any) -> Any:
     """A function of each row of its arguments: by `jax.vmap`, in debugging one after the other."""
     if not is_on():

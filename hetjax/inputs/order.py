@@ -6,7 +6,7 @@ import numpy as np
 from hetjax import debugging, messages, ordering, types
 from hetjax.config import kinds
 from hetjax.local import contract, rules
-from hetjax.losses import batch_loss, independence
+from hetjax.losses import batch_loss
 from hetjax.losses import loss as losses_lib
 
 
@@ -17,9 +17,7 @@ def make(
     loss_fn: losses_lib.LossFn,
     params: types.PyTree,
     examples: types.PyTree,
-    keys: jax.Array,
     *,
-    loss_over: str,
     leads: bool,
     changes_state: bool = False,
 ) -> ordering.Observer | None:
@@ -32,8 +30,6 @@ def make(
         loss_fn: the user's.
         params: the parameters.
         examples: a microbatch of them.
-        keys: one key, or one an example: whether the loss is given one for each.
-        loss_over: of the configuration.
         leads: whether this process tells the user what is noticed.
         changes_state: a call of the loss changes the model's state.
 
@@ -46,13 +42,9 @@ def make(
             f"ordering.method: {kinds.name_of('ordering', method)!r} needs each example's "
             "gradient; the model's state (batch statistics?) is of all: take 'random_reshuffling'"
         )
-    if changes_state or isinstance(loss_fn, batch_loss.BatchLoss):
-        return None  # that they see each other is meant
-    if observer is None:
-        independence.check(loss_over, loss_fn, params, examples, keys, leads=leads)
+    if observer is None or isinstance(loss_fn, batch_loss.BatchLoss):
         return None
     rules.with_observer(rule, observer)  # or the rule computes something else
-    independence.refuse(loss_fn, params, examples, keys)
     if debugging.is_on():  # the first round says what is wrong
         return observer
     try:

@@ -108,7 +108,7 @@ class Fused:
         self._run = jitted.InPlace(make_fused_local(steps, mesh), 1)
         self._threads = stepped.worker_threads(len(self._workers))
 
-    def _load(self, plan: stream.Assignment) -> types.Microbatch:
+    def _load(self, plan: stream.Assignment, feed: feed_lib.Feed) -> types.Microbatch:
         """The plan's microbatches, padded to M for each worker, `[W, M, B, ...]` on the mesh."""
         shape = (1, self._max_microbatches, plan.example_ids.shape[-1])
         parts = []
@@ -116,7 +116,7 @@ class Fused:
             rows = plan.microbatches(worker)
             example_ids = np.full(shape, stream.PADDING, np.int32)
             example_ids[0, : len(rows)] = rows
-            parts.append(self._feed.load(worker, example_ids, plan.passes[worker]))
+            parts.append(feed.load(worker, example_ids, plan.passes[worker]))
         return mesh_lib.join_rows(parts, self._mesh)
 
     def run(
@@ -127,8 +127,8 @@ class Fused:
         rngs: Sequence[jax.Array],
         meanwhile: Callable[[], None] = lambda: None,
     ) -> tuple[types.Contribution, Callable[[], types.Work]]:
-        round_index, assigned, limits, _ = plan  # there is no gate
-        microbatches = jax.block_until_ready(self._load(assigned))
+        round_index, assigned, limits, _, feed = plan  # there is no gate
+        microbatches = jax.block_until_ready(self._load(assigned, feed or self._feed))
         with waits.Wait("synchronise"):
             jax.block_until_ready((shared, carried))
         start = time.perf_counter()

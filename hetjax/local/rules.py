@@ -282,7 +282,9 @@ def _add(
     carried, finite = (jax.vmap(guarded) if has_row_axis else guarded)(carried)
     if observer is not None:  # a microbatch that is left out has the signs of no evidence
         first = jnp.arange(example_signs.shape[0]) % 2 == 0
-        example_signs = jnp.where(finite, example_signs, jnp.where(first, 1, -1)).astype(jnp.int8)
+        has_signs = finite | (example_signs == ordering.COUPLED)
+        example_signs = jnp.where(has_signs, example_signs, jnp.where(first, 1, -1))
+        example_signs = example_signs.astype(jnp.int8)
     return carried, example_signs
 
 

@@ -35,6 +35,7 @@ class LocalPlan(NamedTuple):
     assigned: stream.Assignment
     limits: np.ndarray  # i64[W]: microbatches that each worker does at most, where that is known
     may_close: bool = True  # by a gate
+    feed: feed_lib.Feed | None = None  # None: the run's
 
 
 class LocalPhase(Protocol):
@@ -155,7 +156,6 @@ class Stepped:
         jitted_add = calls.jit_add(steps, marked=depth > 1)
         self._add = functools.partial(calls.add_eagerly, steps) if eager else jitted_add
         self._signed = signed
-        self._read = feed.load if eager else feed.lend
         self._is_alone = len(self._workers) == 1 and not eager
         has_threads = len(self._workers) > 1 and not eager
         self._threads = worker_threads(len(self._workers)) if has_threads else debugging.Inline()
@@ -173,7 +173,7 @@ class Stepped:
         rngs: Sequence[jax.Array],
         meanwhile: Callable[[], None] = lambda: None,
     ) -> tuple[types.Contribution, Callable[[], types.Work]]:
-        round_index, assigned, limits, may_close = plan
+        round_index, assigned, limits, may_close, feed = plan
         of_workers = shared.params, shared.model_state, carried
         if self._mesh is None:
             rows = mesh_lib.rows_on(of_workers, self._devices)
@@ -199,6 +199,7 @@ class Stepped:
                     assigned.microbatches(worker, int(limits[worker])),
                     int(assigned.passes[worker]),
                     rngs[index],
+                    feed or self._feed,
                     gate,
                     host_work if self._is_alone else clocks.nothing,
                 )
@@ -245,6 +246,7 @@ class Stepped:
         rows: np.ndarray,
         pass_index: int,
         rng: jax.Array,
+        feed: feed_lib.Feed,
         gate: gate_lib.Live | None,
         host_work: Callable[[], None],
     ) -> tuple[types.Contribution, Callable[[], _Measured]]:
@@ -253,18 +255,19 @@ class Stepped:
         times = clocks.Times(shared, self._has_started, None if self._clock.virtual else ends, tell)
         is_ahead = self._depth > 1 and times.are_own and len(rows) > 0
         signs: list[Any] = []
+        read = feed.load if self._eager else feed.lend
         try:
             if not is_ahead or all(leaf.is_ready() for leaf in jax.tree.leaves(shared)):
                 times.begin()
             self._beacons.at("loading", round_index, worker)
-            self._feed.wait(rows[:1], pass_index)  # which is not this worker's compute
+            feed.wait(rows[:1], pass_index)  # which is not this worker's compute
             times.start = time.perf_counter()
             for position, example_ids in enumerate(rows):
                 is_open = gate is None or gate.is_open()
                 if self._stopping.is_set() or (position and not is_open):
                     break
                 self._beacons.at("loading", round_index, worker)
-                microbatch = self._read(worker, example_ids, pass_index)
+                microbatch = read(worker, example_ids, pass_index)
                 self._beacons.at("computing", round_index, worker)
                 carried, example_signs, *mark = self._add(shared, carried, microbatch, rng)
                 # All that a program returns is there at once.

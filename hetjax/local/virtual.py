@@ -84,7 +84,7 @@ class Virtual:
         rngs: Sequence[jax.Array],
         meanwhile: Callable[[], None] = lambda: None,
     ) -> tuple[types.Contribution, Callable[[], types.Work]]:
-        round_index, assigned, limits, _ = plan  # `limits` are what the gate leaves done
+        round_index, assigned, limits, _, feed = plan  # `limits` are what the gate leaves done
         if self._keys is None or self._keys[0] is not rngs:
             self._keys = rngs, jnp.stack(rngs)
         signs: list[Any] = []
@@ -102,7 +102,7 @@ class Virtual:
                 shared,
                 carried,
                 begun,
-                self._feed.load(0, ids, assigned.passes),
+                (feed or self._feed).load(0, ids, assigned.passes),
                 active,
                 self._keys[1],
                 is_first=position == 0 and self._same_evidence,

@@ -143,7 +143,7 @@ def check_loss(
         )
     )
     narrow = any(jnp.result_type(leaf) == jnp.float16 for leaf in jax.tree.leaves(params))
-    narrow |= program is not None and _computes_in(jnp.float16, program)
+    narrow |= jnp.dtype(jnp.float16) in debugging.contents(program)[1]
     divisor = batch_size if narrow else 1
     if found.weights is None:
         return Traced(metrics, changes_state=changes_state, divisor=divisor)
@@ -160,19 +160,6 @@ def check_loss(
         )
     varies = is_named and weights_lib.depend(pair, params, examples, rng)
     return Traced(metrics, varies, changes_state, divisor)
-
-
-def _computes_in(dtype: Any, program: Any) -> bool:
-    """Whether a jaxpr makes an array of this type, in the programs that it calls too."""
-    for equation in program.eqns:
-        if any(getattr(out.aval, "dtype", None) == dtype for out in equation.outvars):
-            return True
-        for value in equation.params.values():
-            inner = value if isinstance(value, tuple | list) else (value,)
-            called = [getattr(each, "jaxpr", each) for each in inner]
-            if any(hasattr(each, "eqns") and _computes_in(dtype, each) for each in called):
-                return True
-    return False
 
 
 def _check_losses(found: types.Losses, batch_size: int) -> None:
@@ -240,18 +227,9 @@ def _shown(value: Any) -> str:
     return type(value).__name__ if shape is None else f"{value.dtype}{list(shape)}"
 
 
-def weighted(loss_fn: LossFn) -> Callable[[types.PyTree, types.PyTree, jax.Array], jax.Array]:
-    """`(params, examples, rng) -> weight * loss f[B]`, summed where an example has several."""
-
-    def product(params: types.PyTree, examples: types.PyTree, rng: jax.Array) -> jax.Array:
-        found = split(loss_fn(params, examples, rng))
-        losses, weights = found.losses, found.weights
-        if weights is None:
-            return losses
-        wide = trees.wider(losses.dtype, weights.dtype)
-        return _sum_rest(losses.astype(wide) * weights.astype(wide))
-
-    return product
+def is_apart(loss_fn: LossFn) -> bool:
+    """Whether no example can see another, by construction: of `per_example`."""
+    return getattr(loss_fn, "examples_are_apart", False)
 
 
 def key_of(rng: jax.Array, ids: Any, *, per_example_rng: bool) -> jax.Array:

@@ -51,6 +51,10 @@ def checked_order(state: Any, num_examples: int, maker: str) -> np.ndarray:
     )
 
 
+COUPLED = 2
+"""In place of a sign: the examples of this microbatch have no gradients of their own."""
+
+
 class Sizes(NamedTuple):
     """The sizes of a run, for which the part of an ordering on the devices is made."""
 
@@ -82,7 +86,8 @@ class Observer(NamedTuple):
     has metrics, the weights are a record of both; `weights.sum()` is `weight_sum` in either case.
     `grad_parts` is a tuple of trees whose sum is the gradient. `evidence` is what this worker has
     added up so far; `change`, 0 for padding, will be added to it. An example's sign is 1, -1, or 0
-    for one that goes to the middle (the one without a partner). Signs of padding are ignored."""
+    for one that goes to the middle (the one without a partner). Signs of padding are ignored.
+    `COUPLED` in their place stops the run."""
 
     coordinate: Callable[[PyTree, PyTree, str], tuple[PyTree, Any]]
     """`(memory, evidence, axis_name) -> (memory, flips)` at the end of a round, by collectives
@@ -105,6 +110,9 @@ class Observer(NamedTuple):
 
     dear: str = ""
     """What makes it slow with these sizes, and how to mend it, for the user; '' if nothing does."""
+
+    compares: bool = False
+    """It looks at each microbatch whether its examples see each other: see `COUPLED`."""
 
     sizes: Sizes | None = None
     """The only sizes that it may be used for; None: any."""

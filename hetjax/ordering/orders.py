@@ -13,6 +13,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from hetjax.ordering import ordering
+
+_SEE = (
+    "ordering.method: grab, grab_random_sign, pair_balance_exact and d_grab_exact add up gradients "
+    "of single examples. Here these are not that of the microbatch, whose examples see each other "
+    "(batch statistics?). Take 'random_reshuffling', or give hetjax.per_example(loss)"
+)
+
 
 class Placing(NamedTuple):
     """The host side of an ordering: `Ordering(*parts, make_observer=…)`."""
@@ -264,6 +272,8 @@ def _recorded(
             if example_signs is None:
                 raise ValueError("a balanced order was given examples without signs")
             _check_lengths(realised_examples, example_signs)
+            if np.any(np.abs(example_signs) == ordering.COUPLED):
+                raise ValueError(_SEE)
             records["signs"] = example_signs
         return _placed(state, len(realised_examples), next_order, records)
 

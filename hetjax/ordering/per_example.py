@@ -1,7 +1,8 @@
 """Balancing by the gradient of every example, as in the papers: exact, but costly.
 
 Gradients and running sums are flat vectors of all d parameters here. A worker computes the
-gradients of a microbatch by `vmap`, B·d numbers at once.
+gradients of a microbatch by `vmap`, B·d numbers at once. Their sum is the update, so it is compared
+with the gradient of the microbatch: where examples see each other it is another one.
 """
 
 import functools
@@ -10,13 +11,17 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from hetjax import debugging, trees, types
 from hetjax.ordering import balance, pairs
 from hetjax.ordering.matrix_free import independent
-from hetjax.ordering.ordering import Observer, Sizes
+from hetjax.ordering.ordering import COUPLED, Observer, Sizes
 
 _SIGN_STREAM = 0x51674
+_ROUNDING = {8: 0.3, 16: 3e-2, 24: 1e-2, 32: 1e-3, 64: 1e-6}
+"""By the bits of a number: what two sums may differ by, over the sum of the gradients' norms."""
+_OF_KEYS = {"random_fold_in", "random_seed", "random_split", "random_wrap"}  # these draw nothing
 
 
 def _num_params(params: types.PyTree) -> int:
@@ -33,8 +38,8 @@ def _zeros(params: types.PyTree) -> jax.Array:
 
 def _gradients(
     losses: Callable, params: types.PyTree, size: int
-) -> tuple[tuple[jax.Array, Any], types.PyTree, jax.Array]:
-    """`((loss_sum, weight_sum), grad_sum, gradients f[B, d])` of a microbatch."""
+) -> tuple[tuple[jax.Array, Any], types.PyTree, jax.Array, jax.Array]:
+    """`((loss_sum, weight_sum), grad_sum, gradients f[B, d], is_apart bool[])` of a microbatch."""
 
     def of_one(params: types.PyTree, position: jax.Array) -> tuple[jax.Array, Any]:
         values, weights = losses(params, position[None])
@@ -45,7 +50,40 @@ def _gradients(
     dtype = _dtype(params)
     flat = [leaf.reshape(size, -1).astype(dtype) for leaf in jax.tree.leaves(grads)]
     grad_sum = jax.tree.map(lambda g: jnp.sum(g, axis=0), grads)
-    return (jnp.sum(values), weights.sum()), grad_sum, jnp.concatenate(flat, axis=1)
+    gradients = jnp.concatenate(flat, axis=1)
+    is_apart = _is_apart(losses, params, gradients)
+    return (jnp.sum(values), weights.sum()), grad_sum, gradients, is_apart
+
+
+def _is_apart(losses: Callable, params: types.PyTree, gradients: jax.Array) -> jax.Array:
+    """Whether these are the gradients of the microbatch's examples in it, beyond rounding: bool[].
+
+    They add up to that of the microbatch. A loss that draws random numbers draws others for one
+    example. Then half of the examples have one gradient beside the others, and the same beside
+    copies of the first, whose key is the microbatch's.
+    """
+    program, _ = debugging.program(lambda p: losses(p, None)[0], params)
+    names, dtypes = debugging.contents(program)
+    draws = program is None or any(name.startswith("random_") for name in names - _OF_KEYS)
+    kept = np.random.default_rng(0).permutation(len(gradients)) < len(gradients) / 2
+    kept[-1], kept[0] = False, True
+    kept |= not draws
+
+    def gradient(positions: np.ndarray | None) -> jax.Array:
+        grads = jax.grad(lambda p: jnp.sum(jnp.where(kept, losses(p, positions)[0], 0)))(params)
+        flat = [leaf.reshape(-1).astype(gradients.dtype) for leaf in jax.tree.leaves(grads)]
+        return jnp.concatenate(flat)
+
+    copied = np.where(kept, np.arange(len(kept)), 0)
+    apart = gradient(copied) if draws else jnp.sum(gradients, axis=0)
+    own, scale = gradient(None), jnp.sum(jnp.linalg.norm(gradients, axis=1))
+    dtypes |= set(map(jnp.result_type, jax.tree.leaves(params)))
+    floats = [each for each in dtypes - {None} if jnp.issubdtype(each, jnp.floating)]
+    narrowest = min(jnp.finfo(each).bits for each in floats)
+    if narrowest == 32 and jax.default_backend() != "cpu":
+        narrowest = 24  # in matrix products, by default
+    is_like = jnp.linalg.norm(own - apart) <= _ROUNDING[narrowest] * scale
+    return is_like | ~trees.all_finite(own)  # which is told by its loss
 
 
 def _of_pairs(find: Callable[..., tuple[jax.Array, jax.Array]]) -> Callable:
@@ -65,11 +103,12 @@ def _of_pairs(find: Callable[..., tuple[jax.Array, jax.Array]]) -> Callable:
         rng: jax.Array,
     ) -> tuple:
         mask = microbatch.example_mask
-        sums, grad_sum, gradients = _gradients(losses, shared.params, mask.shape[0])
+        sums, grad_sum, gradients, is_apart = _gradients(losses, shared.params, mask.shape[0])
         first, second = pairs.split(gradients)
         differences = jnp.where(pairs.whole(mask)[:, None], first - second, 0)
         change, signs = find(differences, evidence, position)
-        return sums, (grad_sum,), change, pairs.example_signs(signs, mask)
+        signs = jnp.where(is_apart, pairs.example_signs(signs, mask), COUPLED)
+        return sums, (grad_sum,), change, signs.astype(jnp.int8)
 
     return observe
 
@@ -123,6 +162,7 @@ def d_grab(sizes: Sizes) -> Observer:
         coordinate,
         coordinate_array,
         new_pass=jnp.zeros_like,
+        compares=True,
         sizes=sizes,
     )
 
@@ -136,7 +176,8 @@ def pair_balance(sizes: Sizes) -> Observer:
         signs, after = balance.balance_signs(differences, running_sum)
         return after - running_sum, signs
 
-    return independent(_zeros, _of_pairs(balanced), new_pass=jnp.zeros_like)
+    own = independent(_zeros, _of_pairs(balanced), new_pass=jnp.zeros_like)
+    return own._replace(compares=True)
 
 
 class GrabSums(NamedTuple):
@@ -176,7 +217,7 @@ def grab(sizes: Sizes, *, random_scale: float | None = None) -> Observer:
         rng: jax.Array,
     ) -> tuple:
         size = microbatch.example_ids.shape[0]
-        totals, grad_sum, gradients = _gradients(losses, shared.params, size)
+        totals, grad_sum, gradients, is_apart = _gradients(losses, shared.params, size)
         key = jax.random.fold_in(rng, _SIGN_STREAM)  # not the loss's own key
         key = jax.random.fold_in(key, microbatch.example_ids[0])
         uniform = jax.random.uniform(key, (size,))
@@ -207,6 +248,7 @@ def grab(sizes: Sizes, *, random_scale: float | None = None) -> Observer:
             jnp.sum(is_example),
             max_norm - sums.max_norm,
         )
+        signs = jnp.where(is_apart, signs, COUPLED).astype(jnp.int8)
         return totals, (grad_sum,), change, signs
 
     def new_pass(sums: GrabSums) -> GrabSums:
@@ -215,4 +257,4 @@ def grab(sizes: Sizes, *, random_scale: float | None = None) -> Observer:
         zeros = jnp.zeros_like(mean)
         return GrabSums(zeros, mean, zeros, jnp.zeros_like(sums.num_summed), sums.max_norm)
 
-    return independent(init, observe, new_pass=new_pass)
+    return independent(init, observe, new_pass=new_pass)._replace(compares=True)

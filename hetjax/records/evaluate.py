@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from hetjax import debugging, parts, trees, types
-from hetjax.data import choosing, sources, stream
+from hetjax.data import choosing, passes, sources
 from hetjax.losses import loss as losses_lib
 from hetjax.losses import stateful
 
@@ -132,6 +132,7 @@ class Evaluator:
         on_batch: called before each batch.
         num_readers: who reads the source, as `data.readers`.
         progress: show a bar where the source takes long to read.
+        batch_size: of which the last one is filled up with the first examples, which do not count.
 
     Raises:
         ValueError: the metrics are no dict of one number an example each.
@@ -147,14 +148,15 @@ class Evaluator:
         on_batch: Callable[[], None] = lambda: None,
         num_readers: int | str = 1,
         progress: bool = False,
+        batch_size: int = _BATCH_SIZE,
     ) -> None:
         self._on_batch, self._num_done = on_batch, 0
         self._feed = choosing.evaluation_feed(
             source, device, num_readers=num_readers, progress=progress
         )
         ids = np.arange(len(source), dtype=np.int32)
-        batch_size = min(_BATCH_SIZE, len(ids))
-        padding = np.full(-len(ids) % batch_size, stream.PADDING, np.int32)
+        batch_size = min(batch_size, len(ids))
+        padding = passes.filling(ids[: -len(ids) % batch_size])  # no copies: metrics may compare
         self._rows = np.concatenate([ids, padding]).reshape(-1, batch_size)
         first = self._feed.load(0, self._rows[0])
         self._functions = _check_metrics(metrics_fn, params, first.examples)

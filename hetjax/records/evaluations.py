@@ -88,7 +88,7 @@ def sets_of(
 
 def make(
     setup: Any,
-    metrics_fn: evaluate.MetricsFn,
+    metrics_fn: evaluate.MetricsFn | None,
     sets: Mapping[str, Any],
     params: types.PyTree,
     *,
@@ -98,11 +98,16 @@ def make(
 
     Args:
         setup: of the run.
-        metrics_fn: as of `evaluate.evaluate`.
+        metrics_fn: as of `evaluate.evaluate`; None: the loss.
         sets: from `sets_of`.
         params: of the form that is evaluated.
         progress: say what takes long.
     """
+    options = {}
+    if metrics_fn is None:
+        metrics_fn = evaluate.metrics_of_loss(setup.loss_fn, per_example_rng=setup.per_example_rng)
+        if setup.config.loss_over == "microbatch":  # which compares as many as in training
+            options["batch_size"] = setup.config.microbatch_size
     with debugging.eager(setup.config.debug):
         of_sets = {
             name: evaluate.Evaluator(
@@ -113,6 +118,7 @@ def make(
                 on_batch=lambda: setup.company.beacons.at("evaluating"),
                 num_readers=setup.config.data.readers,
                 progress=progress,
+                **options,
             )
             for name, source in (sets.items() if setup.where.may_lead else ())
         }

@@ -9,6 +9,7 @@ import optax
 
 from hetjax import debugging, gates, messages, ordering, starting, topology, types
 from hetjax import mesh as mesh_lib
+from hetjax import parts as parts_lib
 from hetjax.cluster import emulate
 from hetjax.config import experiment as config_lib
 from hetjax.config import kinds
@@ -71,7 +72,6 @@ def build(
     model_state = _state_of(loss_fn, chosen.reducer)
     tried = _try(config, chosen, loss_fn, params, optimizer, first, keys, rule, leads=where.leads)
     rule, observer = tried.rule, tried.observer
-    _check_more(more_rules, observer)
 
     # What the rounds are made of.
     methods = setup_lib.Methods(
@@ -124,6 +124,7 @@ def build(
         _programs(maker, rule, observer, optimizer, more_rules, tried.passes),
         begun,
         notes=tuple(getattr(source, "notes", ())),
+        looks_at=(source, first) if tried.looks else None,
     )
 
 
@@ -136,6 +137,7 @@ def _programs(
     passes: embeddings.Passes | None,
 ) -> setup_lib.Kinds:
     """Of all kinds of rounds."""
+    _check_more(more_rules, observer)
     main = maker.make(rule, observer, optimizer, one_pass=passes is None)
     more = {kind: maker.make(each, kind=kind) for kind, each in more_rules.items()}
     has_unsigned = observer is not None and maker.methods.order.balances is not None
@@ -153,6 +155,7 @@ class _Tried(NamedTuple):
     passes: embeddings.Passes | None  # of a loss over a whole round
     rule: rules.LocalRule
     observer: ordering.Observer | None
+    looks: bool  # whether its examples are apart is to be looked at
 
 
 def _try(
@@ -185,12 +188,14 @@ def _try(
             loss_fn,
             params,
             first,
-            keys,
-            loss_over=config.loss_over,
             leads=leads,
             changes_state=traced.changes_state,
         )
-    return _Tried(traced.changes_state, passes, rule, observer)
+    is_meant = traced.changes_state or config.loss_over == "microbatch" or passes is not None
+    is_apart = losses_lib.is_apart(loss_fn) or config.microbatch_size == 1
+    compares = observer is not None and observer.compares
+    looks = not (is_meant or is_apart or compares) and parts_lib.is_ours(rule)
+    return _Tried(traced.changes_state, passes, rule, observer, looks)
 
 
 def _meet(where: mesh_lib.Placement, reducer: topology.Reducer) -> meeting_lib.Meeting:
@@ -264,12 +269,15 @@ def _last_of_pass(
 ) -> str:
     """What becomes of a pass's last microbatch that is not full.
 
+    Padding is for losses whose examples are known to be apart: all processes know it alike.
+
     Raises:
         ValueError: padding would be part of what the model's state is made of.
     """
     is_told = isinstance(loss_fn, stateful.StatefulLoss) and loss_fn.takes_mask
     if config.data.last == "auto":
-        return "fill" if changes_state and not is_told else "pad"
+        is_apart = config.loss_over == "example" or losses_lib.is_apart(loss_fn)
+        return "pad" if is_told or (is_apart and not changes_state) else "fill"
     if config.data.last == "pad" and changes_state and not is_told:
         raise ValueError(
             "data.last: got 'pad', and the model's state would hold padding. Take 'fill' or "

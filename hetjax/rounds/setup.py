@@ -127,6 +127,7 @@ class Setup:
     programs: Kinds
     begun: types.TrainState  # before the first round
     notes: tuple[str, ...]  # of the source, for the report
+    looks_at: Any  # (source, first examples), to see whether examples are apart; None: they are
 
     @property
     def is_stateful(self) -> bool:

@@ -15,7 +15,7 @@ from hetjax import mesh as mesh_lib
 from hetjax import types
 from hetjax.local import calls
 from hetjax.processes import waits
-from hetjax.rounds import planning, run_state, sync
+from hetjax.rounds import independence, planning, run_state, sync
 from hetjax.rounds import setup as setup_lib
 
 Execute = Callable[[run_state.RunState, run_state.Plan], run_state.Executed]
@@ -34,6 +34,10 @@ def of_run(
             state = _of_run(run, execute, state, kind, given, signed=False)
         signed = run.setup.methods.observer is not None
         state = _of_run(run, execute, state, kind, given, signed=signed)
+        if kind == setup_lib.MAIN:
+            kept, own = state.train.kept, run.setup.programs.of(kind, signed=signed)
+            shared = types.Shared(state.train.params, given, model_state=kept.model_state)
+            independence.check(run.setup, own, shared, kept)
     run.warmed_up(kind, given)
     return state
 
@@ -89,6 +93,8 @@ def of_sums(
             begun = point, types.Kept(), given
             _compile_sync_ahead(own, types.Kept(), begun, setup.shares, plan.active, (), given)
         _wait(engine.add_up(plan, point, types.Kept()).sums)
+        if is_second and kind == setup_lib.MAIN:
+            independence.check(setup, own, types.Shared(point, given), types.Kept())
     engine.warmed_up(kind, given)
 
 

@@ -171,11 +171,7 @@ def fit(
         )
         setup = run.setup
         model = params
-        if metrics_fn is None:
-            metrics_fn = evaluate_lib.metrics_of_loss(
-                setup.loss_fn, per_example_rng=setup.per_example_rng
-            )
-        elif setup.is_stateful:
+        if metrics_fn is not None and setup.is_stateful:
             metrics_fn = evaluate_lib.of_model(metrics_fn)
         if isinstance(loss_fn, stateful.StatefulLoss):
             model = types.Model(params, loss_fn.model_state)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import hetjax
-from hetjax.losses import independence
+from hetjax.rounds import independence
 from tests.rounds import problems
 
 pytestmark = pytest.mark.usefixtures("float64")

@@ -13,7 +13,7 @@ from tests.rounds import problems
 from tests.rounds.order_reference import Balancer, example_gradients
 
 
-def test_a_loss_that_mixes_examples_is_refused():
+def test_a_loss_that_mixes_examples_is_refused_by_orders_that_add_up_single_gradients():
     def loss_fn(weights, batch, rng):
         centred = {**batch, "x": batch["x"] - batch["x"].mean(axis=0, keepdims=True)}
         return problems.softmax_loss(weights, centred, rng)
@@ -22,7 +22,7 @@ def test_a_loss_that_mixes_examples_is_refused():
     problems.fit(data, weights, loss_fn=loss_fn, epochs=1)
     for start in (weights, np.zeros_like(weights)):  # at zeros all losses are alike
         with pytest.raises(ValueError, match=r"ordering\.method: .*batch statistics"):
-            problems.fit(data, start, loss_fn=loss_fn, epochs=1, ordering={"method": "d_grab"})
+            problems.fit(data, start, loss_fn=loss_fn, epochs=1, ordering="grab")
 
 
 def test_a_step_of_ones_own_returns_the_signs_as_an_order_takes_them(float64):
