@@ -85,7 +85,7 @@ def test_evaluations_see_numbers(float64):
 @pytest.mark.parametrize("order", ["d_grab", pytest.param("grab", marks=pytest.mark.slow)])
 def test_orders_find_the_same_signs_with_numbers(order, float64):
     loss_fn, data = Seen(problems.softmax_loss), problems.classification(8)
-    fields = {"ordering": order, "epochs": 2, "budget": 2, "local": "virtual"}
+    fields = {"ordering": order, "epochs": 3, "max_rounds": 3, "budget": 2, "local": "virtual"}
     check_equal(*both(loss_fn, problems.initial_weights(), data, **fields))
     assert loss_fn.calls >= 10
 
