@@ -38,6 +38,7 @@ NOT_OURS = {
         "_compile_and_write_cache",
         "_hash_serialized_compile_options",
     },
+    "hetjax/processes/membership.py": {"_inheriting"},  # of multiprocessing
     "hetjax/zoo/builders/prepared.py": {"_active"},  # of tensorflow_datasets
 }
 

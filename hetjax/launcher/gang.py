@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from hetjax.launcher import cpu_shares, enter, guardian
-from hetjax.processes import interrupt
+from hetjax.processes import interrupt, membership
 
 _PROGRESS_SECS = 5.0  # between two states of a progress bar in the log
 _MAX_LINE_BYTES = 1 << 16
@@ -211,7 +211,7 @@ class Gang:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env={**os.environ, **environment},
+            env={**os.environ, membership.JOINED: "", **environment},
             start_new_session=True,
         )
         self._guardian.add("process_group", process.pid)

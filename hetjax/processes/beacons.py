@@ -18,6 +18,8 @@ import zlib
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from hetjax.processes import membership
+
 PHASES = (
     "starting",  # imports, restoring, compiling: start_secs are allowed
     "waiting",  # for other workers: never at fault by itself
@@ -146,7 +148,8 @@ def start(environ: Mapping[str, str] = os.environ) -> Beacons:
         environ: where the variables are.
 
     Returns:
-        An object that writes, or one that does nothing if `HETJAX_BEACONS` is not set.
+        An object that writes, or one that does nothing: `HETJAX_BEACONS` is not set, or a child has
+        inherited it.
 
     Example:
         >>> beacons = start({})
@@ -154,7 +157,7 @@ def start(environ: Mapping[str, str] = os.environ) -> Beacons:
         >>> beacons.close()
     """
     directory = environ.get("HETJAX_BEACONS")
-    if not directory:
+    if not directory or membership.is_child(environ):
         return Beacons()
     process = int(environ["HETJAX_PROCESS_ID"])
     heartbeat_secs = float(environ["HETJAX_HEARTBEAT_SECS"])

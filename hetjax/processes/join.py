@@ -33,14 +33,15 @@ def join(member: membership.Member | None) -> None:
     """
     import jax
 
-    if (own := place.of_environment()) is not None:
+    is_child = membership.is_child()
+    if not is_child and (own := place.of_environment()) is not None:
         watch.begin()
         _take_gpu([gpus.visible()] * own.num_processes, own.process_id)
         return
     if member is None:
         global _is_alone
         _is_alone = True
-        if len(os.environ.get("TPU_WORKER_HOSTNAMES", "").split(",")) > 1:
+        if not is_child and len(os.environ.get("TPU_WORKER_HOSTNAMES", "").split(",")) > 1:
             jax.distributed.initialize()
             watch.begin()
         return
@@ -181,7 +182,8 @@ def join_processes(
 
     Without arguments the environment that the launcher or another engine has left says which
     process it is (`membership`). A process that nobody started so is alone, and nothing happens. So
-    is one with `num_processes` 1, whatever its environment says.
+    is one with `num_processes` 1, whatever its environment says, and a child of a process that has
+    joined: a reader of data, or a worker of a pool, which imports the script anew.
 
     When a process exits it waits, 300 s at most, until all have come to their end. Process 0
     coordinates the others and ends with them. If one raises, or comes to its exit while another
@@ -202,7 +204,8 @@ def join_processes(
     """
     import jax
 
-    if jax.distributed.is_initialized():  # JAX's own call counts, whatever the environment says
+    # JAX's own call counts, whatever the environment says.
+    if jax.distributed.is_initialized() and not membership.is_child():
         own = board_lib.runtime()
         found = own.process_id, own.num_processes, own.coordinator_address
         member: membership.Member | None = membership.Member(*found)
@@ -224,6 +227,11 @@ def check_joined() -> None:
     global _is_alone
     import jax
 
+    if membership.is_imported_anew():
+        raise ValueError(
+            "another process started this one, which imports the script anew: put what trains "
+            "under `if __name__ == '__main__':`"
+        )
     if place.own() is not None:
         return
     if jax.distributed.is_initialized():
@@ -235,7 +243,7 @@ def check_joined() -> None:
             raise ValueError(said)
         return
     number = os.environ.get("HETJAX_NUM_PROCESSES", "1")
-    if number != "1":
+    if number != "1" and not membership.is_child():
         raise ValueError(
             f"this process was started as one of {number}, and has not joined the others: call "
             "hetjax.join_processes() before JAX is used"
@@ -259,8 +267,11 @@ def leads() -> bool:
     """Whether this process writes what its run leaves: the only one, process 0 of several.
 
     In a run apart (`--runtime=apart`) the first worker that lives, once the run has begun. A
-    newcomer does not. Before this process has joined, the launcher has said which it is.
+    newcomer does not. Before this process has joined, the launcher has said which it is. A child of
+    a member, such as a reader of data, does not lead.
     """
+    if membership.is_child():
+        return False
     if (own := place.own()) is not None:
         return own.leads
     started_as = {os.environ.get(f"HETJAX_{name}", "0") for name in ("PROCESS_ID", "START")}

@@ -3,14 +3,19 @@
 The arguments say it; or else the launcher (`hetjax.launch`), or else the variables that an engine
 leaves in the environment of each process. Of several engines the one nearest to the process counts.
 torchrun is started inside the jobs of all others, and mpirun inside Slurm's. So their processes
-inherit variables that are about another process. A process that finds no size above 1 is alone.
+inherit variables that are about another process. A process that finds no size above 1 is alone. So
+is a child of a member, such as a reader of data, which inherits all that the member was told.
 """
 
 import contextlib
+import multiprocessing
 import os
 import sys
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
+
+JOINED = "HETJAX_JOINED"
+"""The variable in which a member leaves its process id to its children."""
 
 _OF_SLURM = ("SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_NTASKS", "SLURM_LOCALID")  # for JAX
 _ALONE = "one that is to train alone says --process_id=0 --num_processes=1"
@@ -35,6 +40,22 @@ class _Claim(NamedTuple):
     finder: str | None = None
 
 
+def is_imported_anew() -> bool:
+    """Whether multiprocessing starts this process now: it imports the script of its parent."""
+    return getattr(multiprocessing.current_process(), "_inheriting", False)
+
+
+def is_child(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether this is no member of a run, but was started by one, or imports its script.
+
+    Example:
+        >>> is_child({"HETJAX_JOINED": "1"}), is_child({})
+        (True, False)
+    """
+    own = str(os.getpid())
+    return is_imported_anew() or (environment.get(JOINED) or own) != own
+
+
 def find(
     process_id: int | None = None,
     num_processes: int | None = None,
@@ -43,6 +64,8 @@ def find(
     environment: Mapping[str, str] = os.environ,
 ) -> Member | None:
     """Who this process is; None where it is alone. Starts nothing.
+
+    A child of a member is one by its arguments alone, and by none while it imports the script.
 
     Args:
         process_id: from 0; together with `num_processes`, or neither.
@@ -59,6 +82,8 @@ def find(
         ...                   "JAX_COORDINATOR_ADDRESS": "node1:7000"})
         Member(process_id=1, num_processes=4, coordinator='node1:7000', finder=None)
     """
+    if is_imported_anew() or (process_id is None and is_child(environment)):
+        return None
     for name in ("HETJAX_COORDINATOR", "JAX_COORDINATOR_ADDRESS"):
         coordinator = coordinator or environment.get(name)
     if (process_id is None) != (num_processes is None):

@@ -28,7 +28,7 @@ from typing import Any
 from hetjax import messages
 from hetjax.processes import beacons as beacons_lib
 from hetjax.processes import board as board_lib
-from hetjax.processes import endings, notices, place, waits
+from hetjax.processes import endings, membership, notices, place, waits
 
 _LOOKS_PER_SEC = 4.0  # of one process
 _MOST_LOOKS_PER_SEC = 128.0  # of all together: process 0 answers each look, in 0.1 ms
@@ -57,6 +57,7 @@ def begin() -> None:
             pathlib.Path(directory) if directory else None,
         )
         _this.begin()
+        os.environ[membership.JOINED] = str(os.getpid())
 
 
 def follow(beacons: beacons_lib.Beacons) -> None:
