@@ -107,6 +107,24 @@ else:
     assert "[1] answer 17 first ended False" in run.out()
 
 
+def test_processes_join_whatever_proxies_there_are(launch, monkeypatch):
+    """gRPC reads http_proxy and the like, and no NO_PROXY."""
+    kinds = ("http", "https", "grpc", "all")
+    given = {f"{kind}_proxy": "http://127.0.0.1:9" for kind in kinds} | {"NO_PROXY": "127.0.0.1"}
+    given |= {name.upper(): value for name, value in given.items()}
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("no_proxy", raising=False)
+    program = f"""
+import hetjax
+hetjax.join_processes()
+print("joined", {given}.items() <= os.environ.items())
+"""
+    run = launch(program, "--workers=2", "--max_restarts=0")
+    assert run.end() == 0
+    assert run.text().count("joined True") == 2
+
+
 @pytest.mark.parametrize("own", [{}, {"MALLOC_MMAP_THRESHOLD_": "131072"}])
 def test_memory_is_kept_unless_the_user_says_how(own, launch, monkeypatch):
     for name in ("GLIBC_TUNABLES", "MALLOC_MMAP_THRESHOLD_"):
