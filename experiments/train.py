@@ -7,6 +7,7 @@ run was stopped; `--resume=overwrite` begins anew, whatever run DIR holds.
 """
 
 import pathlib
+import signal
 import sys
 from typing import Any, NoReturn
 
@@ -108,7 +109,7 @@ def main(argv: list[str]) -> None:
         print(words.aligned(results.summary_rows(result.summary)))
         print(f"Report: {workdir / 'report.html'}")
     if result.summary["interrupted"]:
-        sys.exit(143 if result.summary["stopped_by"] == "SIGTERM" else 130)
+        sys.exit(128 + getattr(signal, result.summary["stopped_by"] or "", signal.SIGINT))
 
 
 if __name__ == "__main__":

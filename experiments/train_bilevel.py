@@ -14,6 +14,7 @@ configs/gaussians_gan.py run on one device, and begin anew if they were stopped.
 
 import json
 import pathlib
+import signal
 import sys
 import time
 from typing import Any, NoReturn
@@ -146,7 +147,7 @@ def _run(
                 workdir_lib.write_whole(written, before)
         raise
     if result.summary["interrupted"]:
-        raise Interrupted(143 if result.summary["stopped_by"] == "SIGTERM" else 130)
+        raise Interrupted(128 + getattr(signal, result.summary["stopped_by"] or "", signal.SIGINT))
     if not is_first or found is None:
         return {}
     summary = found.summary | {

@@ -7,8 +7,8 @@ number of workers, the coordinator's address and the number of the attempt (HETJ
 HETJAX_NUM_PROCESSES, HETJAX_COORDINATOR, HETJAX_ATTEMPT). When a worker dies or hangs all are
 started again, and a program that saves checkpoints goes on from the last. With --runtime=apart the
 others go on, and `--add=RUNDIR [--cpus=SHARE]` and `--remove=RUNDIR:WORKER` change who is there
-while a run goes on. Exit codes: 0 all
-finished, 1 the restarts are spent, 2 bad input, 130 ended by Ctrl-C, 143 ended by SIGTERM.
+while a run goes on. Exit codes: 0 all finished, 1 the restarts are spent, 2 bad input, 128 + n
+ended by the signal n: 130 by Ctrl-C, 143 by SIGTERM, and so on (SIGHUP, SIGUSR1, SIGUSR2).
 """
 
 import argparse
@@ -27,7 +27,7 @@ _FLAGS = {
     "start_secs": "how long a worker may take to start and compile (%(default)s); inf for programs "
     "that do not say what they do",
     "grace_secs": "between SIGTERM and SIGKILL (%(default)s); three times as long to end the round "
-    "and save when the launcher itself gets SIGTERM",
+    "when the launcher itself gets it or the like, and longer while a worker saves",
     "host": "where the coordinator listens (%(default)s: for nobody else)",
     "port": "the coordinator's port until the first restart (a free one)",
     "max_workers": "seats of a run apart, for workers that come later (--workers)",

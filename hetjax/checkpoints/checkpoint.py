@@ -50,6 +50,7 @@ class Checkpoints:
         directory: made if it does not exist.
         keep: how many checkpoints stay, the newest ones.
         on_stage: called in the background thread as each of the `STAGES` begins.
+        meanwhile: called again and again by who waits until a checkpoint is written.
 
     Raises:
         ValueError: the directory cannot be made or written to.
@@ -61,9 +62,10 @@ class Checkpoints:
         *,
         keep: int = 2,
         on_stage: Callable[[str], None] | None = None,
+        meanwhile: Callable[[], None] = lambda: None,
     ) -> None:
         self._directory = pathlib.Path(directory)
-        self._keep = keep
+        self._keep, self._meanwhile = keep, meanwhile
         self._on_stage = on_stage or (lambda stage: None)
         try:
             self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -106,6 +108,8 @@ class Checkpoints:
         """
         pending, self._pending = self._pending, None
         if pending is not None:
+            while futures.wait([pending], timeout=0.2).not_done:
+                self._meanwhile()
             pending.result()
 
     def close(self) -> None:

@@ -4,6 +4,7 @@ Each is started anew (spawn), gets the source once, as a pickle, and then ids; i
 back. A thread of the feed waits for each. So what is read, and in which parts, is as by threads.
 """
 
+import atexit
 import contextlib
 import multiprocessing
 import os
@@ -14,6 +15,8 @@ from multiprocessing import connection
 from typing import Any
 
 import numpy as np
+
+from hetjax.processes import interrupt
 
 _END_SECS = 5.0  # until a process that is told to end has ended
 _BEGINS = "data.readers: a reader process needs `if __name__ == '__main__':` and classes in modules"
@@ -35,6 +38,7 @@ class Processes:
     def __init__(self, read: Read, count: int) -> None:
         self._free: queue.SimpleQueue[_One] = queue.SimpleQueue()
         self._all: list[_One] = []
+        atexit.register(self.close)
         try:
             with _without_accelerators():
                 self._all += [_One() for _ in range(count)]
@@ -54,8 +58,9 @@ class Processes:
 
     def close(self) -> None:
         """Ends the processes."""
+        atexit.unregister(self.close)
         for one in self._all:
-            one.process.terminate()
+            one.process.kill()
         for one in self._all:
             one.process.join(_END_SECS)
 
@@ -112,7 +117,8 @@ class _One:
 
 def _serve(theirs: connection.Connection) -> None:
     """What a process does: reads what it is asked for, until the asking one is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the run, which ends this
+    for number in interrupt.ENDS:  # it ends the run, which ends this
+        signal.signal(number, signal.SIG_IGN)
     with contextlib.suppress(EOFError, OSError):
         try:
             read = theirs.recv()

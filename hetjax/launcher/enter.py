@@ -37,8 +37,9 @@ def main(parent: str, cores: str, group: str, command: list[str]) -> None:
     except OSError as error:
         print(f"this worker cannot take its CPU share: {error}", file=sys.stderr)
         sys.exit(2)
-    # A launcher in the background of a shell has SIGINT ignored, and Python ignores SIGPIPE.
-    for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGPIPE", "SIGXFSZ"):
+    # A launcher in the background of a shell has SIGINT ignored, and Python ignores SIGPIPE. What
+    # nohup and the like ignore stays so.
+    for name in ("SIGINT", "SIGTERM", "SIGPIPE", "SIGXFSZ"):
         signal.signal(getattr(signal, name), signal.SIG_DFL)
     try:
         os.execvp(command[0], command)

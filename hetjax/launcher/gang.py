@@ -14,11 +14,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from hetjax.launcher import cpu_shares, enter, guardian
-from hetjax.processes import interrupt, membership
+from hetjax.processes import endings, membership
 
 _PROGRESS_SECS = 5.0  # between two states of a progress bar in the log
 _MAX_LINE_BYTES = 1 << 16
@@ -29,7 +29,7 @@ class Ended(NamedTuple):
     """A worker's process is over."""
 
     worker: int
-    returncode: int  # negative: the signal that ended it
+    returncode: int  # negative: the signal that ended it, but SIGINT, by which Python ends itself
     time: float  # monotonic
 
 
@@ -220,7 +220,7 @@ class Gang:
         self._shares.started(index, process.pid)
         for pipe, to_stderr in ((process.stdout, False), (process.stderr, True)):
             self._begin(self._copy, pipe, index, to_stderr)
-        self._begin(lambda: self._events.put(Ended(index, process.wait(), time.monotonic())))
+        self._begin(lambda: self._events.put(Ended(index, _code(process.wait()), time.monotonic())))
 
     def _begin(self, target, *args) -> None:
         thread = threading.Thread(target=target, args=args, daemon=True)
@@ -237,18 +237,9 @@ class Gang:
                 send(pid, signum)
 
 
-@contextlib.contextmanager
-def signals_to(events: Events) -> Iterator[None]:
-    """Makes events of the signals that ask for an end; what nohup ignores stays ignored."""
-
-    def handle(signum: int, frame: object) -> None:
-        events.put(signal.Signals(signum))
-
-    handled = [signal.SIGINT, signal.SIGTERM]
-    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
-        handled.append(signal.SIGHUP)
-    with interrupt.handled_by(handle, handled):
-        yield
+def _code(code: int) -> int:
+    """The exit code of a process; Ctrl-C is 130 in whatever way it ended."""
+    return endings.INTERRUPTED if code == -signal.SIGINT else code
 
 
 def is_stopped(pid: int) -> bool:

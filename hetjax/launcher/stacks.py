@@ -3,7 +3,6 @@
 import contextlib
 import os
 import pathlib
-import signal
 import tempfile
 import time
 
@@ -27,7 +26,7 @@ def keep(directory: pathlib.Path, process: int, snapshot: beacons.Snapshot) -> s
     """
     source = beacons.stack_path(directory, process)
     with contextlib.suppress(OSError):
-        os.kill(snapshot.pid, signal.SIGUSR1)
+        os.kill(snapshot.pid, beacons.STACKS)
     text = ""
     deadline = time.monotonic() + _WAIT_SECS
     while time.monotonic() < deadline:

@@ -1,7 +1,7 @@
 """Runs a gang of local processes until they finish, and restarts it when one dies or hangs.
 
-What the exit code of a worker means: 0 finished; 2 bad input, which no restart mends; 130 ended
-by Ctrl-C; 143 ended by SIGTERM, saved; anything else a fault. After a fault the whole gang is
+What the exit code of a worker means: 0 finished; 2 bad input, which no restart mends; 128 + n ended
+by the signal n of `interrupt.ENDS`, saved; anything else a fault. After a fault the whole gang is
 started again, since no process can join the others in the middle of a run. The workers go on from
 their last checkpoint, of which nothing here knows. A worker that raises tells so (`endings`) before
 anything else of it ends. So nobody has to guess whose fault it was.
@@ -19,11 +19,11 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple, Self
 
 from hetjax.launcher import cpu_shares, environment, faults, gang, stacks
-from hetjax.processes import beacons, endings, join
+from hetjax.processes import beacons, endings, interrupt, join
 
 BAD_INPUT = 2
 INTERRUPTED = endings.INTERRUPTED
-STOPPED = 143
+_STOPPED = {128 + number for number in interrupt.ENDS}
 
 _AFTER_DEATH_SECS = 2.0  # grace for workers that wait for a dead one and have nothing to save
 _HEAR_SECS = 0.2  # between two looks at what workers told of their ends
@@ -42,7 +42,7 @@ class Options:
         max_restarts: how often the gang may be started again.
         heartbeat_secs: a hung worker is noticed within two of these.
         start_secs: how long a worker may take to start.
-        grace_secs: between SIGTERM and SIGKILL.
+        grace_secs: between SIGTERM and SIGKILL; more while one saves.
         host: address of the coordinator.
         port: of the coordinator in the first attempt; 0: a free one.
         is_apart: workers come and go.
@@ -77,7 +77,7 @@ class Verdict(NamedTuple):
 def supervise(options: Options, make: "Callable[..., Supervisor] | None" = None) -> int:
     """Runs the command once for each worker until all have finished.
 
-    Call it from the main thread: it handles SIGINT, SIGTERM and SIGHUP meanwhile.
+    Call it from the main thread: it handles the signals of `interrupt.ENDS` meanwhile.
 
     Args:
         options: what to run.
@@ -85,14 +85,14 @@ def supervise(options: Options, make: "Callable[..., Supervisor] | None" = None)
 
     Returns:
         The exit code of the launcher: 0 all finished, 1 the restarts are spent or workers did
-        not end when told to, 2 bad input, 130 ended by Ctrl-C, 143 ended by SIGTERM.
+        not end when told to, 2 bad input, 128 + n ended by a signal, such as 130 by Ctrl-C.
 
     Raises:
         OSError: the processes cannot be started.
     """
     log, events = gang.Log(), gang.Events()
     with contextlib.ExitStack() as stack:
-        stack.enter_context(gang.signals_to(events))
+        stack.enter_context(interrupt.handled_by(lambda number, _: events.put(number)))
         guardian = gang.Guardian()
         stack.callback(guardian.close)
         shares = cpu_shares.hold(options.cpus, method=options.cpu_method)
@@ -144,10 +144,8 @@ class Supervisor:
             if self._restarts >= most:
                 break
             self._restarts += 1
-            restart = (
-                f"restart {self._restarts} of {most} from the last checkpoint, if there is one"
-            )
-            self._log.say(f"{verdict.cause}; {restart}")
+            more = f"restart {self._restarts} of {most} from the last checkpoint, if there is one"
+            self._log.say(f"{verdict.cause}; {more}")
         self._log.say(
             f"{verdict.cause}; no restart is left of --max_restarts={most}; "
             "the same command goes on from the last checkpoint, if there is one"
@@ -224,14 +222,12 @@ class Supervisor:
             return
         self._workers.ended(event.worker)
         code = event.returncode
-        if code == -signal.SIGINT:
-            code = INTERRUPTED
-        if code == -signal.SIGTERM and self._stop_code == STOPPED:
-            code = STOPPED  # a program without a handler and with nothing to save
+        if self._stop_code and 128 - code in _STOPPED:
+            code = self._stop_code  # a program without a handler and with nothing to save
         if code == 0:
             return
         if self._verdict is not None:
-            if self._verdict.code in (INTERRUPTED, STOPPED) and code != self._verdict.code:
+            if self._verdict.code in _STOPPED and code != self._verdict.code:
                 self._log.say(f"{end_of(event)} while the run was stopping")
         elif code == BAD_INPUT:
             told = endings.read(self._directory)
@@ -239,7 +235,7 @@ class Supervisor:
             cause = f"worker {worker} refused its input (exit code 2); nothing is restarted"
             self._verdict = Verdict(BAD_INPUT, cause)
             self._terminate(self._options.grace_secs)
-        elif code in (INTERRUPTED, STOPPED) and not self._faults:
+        elif code in _STOPPED and not self._faults:
             self._verdict = Verdict(code)
             if self._deadline is None:
                 self._set_deadline(_SAVING_GRACES * self._options.grace_secs, self._too_late)
@@ -253,26 +249,29 @@ class Supervisor:
             self._verdict = Verdict(self._stop_code, "stopped at once")
             self._workers.kill()
             return
-        code = INTERRUPTED if signum == signal.SIGINT else STOPPED
-        if self._stop_code == code:
+        if self._stop_code == 128 + signum:
             return
-        self._stop_code = code
+        self._stop_code = 128 + signum
         if self._verdict is not None or self._faults:
             return  # they are being ended already
-        if code == INTERRUPTED:
+        self._workers.send(signum)
+        if signum == signal.SIGINT:
             self._log.say("Ctrl-C: ending after this round; once more to stop at once")
-            self._workers.send(signal.SIGINT)
         else:
-            self._log.say("stopped from outside: the workers end this round and save")
-            self._workers.send(signal.SIGTERM)
+            self._log.say(f"{signum.name}: the workers end this round and save")
             self._set_deadline(_SAVING_GRACES * self._options.grace_secs, self._too_late)
 
     def _too_late(self) -> None:
         """The grace is over and some still run: all were told to end, or the others ended."""
         late = ", ".join(map(str, self._workers.running))
         secs = _SAVING_GRACES * self._options.grace_secs
+        recent = time.monotonic() - self._options.heartbeat_secs
+        entries = [entry for said in self._snapshots().values() if said for entry in said.entries]
+        if any(e.phase == "checkpointing" and e.since > recent for e in entries):
+            self._set_deadline(secs, self._too_late)  # one says so again and again
+            return
         self._verdict = Verdict(1, f"worker {late} did not end within {secs:g} s and was killed")
-        if self._stop_code == STOPPED:
+        if self._stop_code not in (0, INTERRUPTED):
             self._workers.kill()
         else:
             self._terminate(self._options.grace_secs)
@@ -329,16 +328,15 @@ class Supervisor:
             # This process or the whole machine was stopped; the workers may have been, too.
             self._next_look = now + self._options.heartbeat_secs
             return
-        if self._verdict is not None or self._faults or self._stop_code == STOPPED:
+        if self._verdict or self._faults or self._stop_code not in (0, INTERRUPTED):
             return
-        running = self._workers.running
-        snapshots = {index: beacons.read(self._directory, index) for index in running}
+        snapshots = self._snapshots()
         stopped = self._stopped()
         fault = self._fault(snapshots, stopped)
         if fault is None:
             return
         self._log.say(f"hung: {fault.reason}")
-        for index in running if fault.process is None else [fault.process]:
+        for index in snapshots if fault.process is None else [fault.process]:
             snapshot = snapshots[index]
             if index not in stopped and snapshot is not None and not snapshot.closed:
                 kept = stacks.keep(self._directory, index, snapshot)
@@ -363,6 +361,10 @@ class Supervisor:
         """Ends the attempt."""
         self._verdict = Verdict(1, fault.reason, restart=not self._stop_code)
         self._terminate(self._options.grace_secs)
+
+    def _snapshots(self) -> dict[int, beacons.Snapshot | None]:
+        """What each worker that runs said last."""
+        return {index: beacons.read(self._directory, index) for index in self._workers.running}
 
     def _stopped(self) -> set[int]:
         """Workers that somebody else has stopped: not the duty cycle, which continues them."""
@@ -393,8 +395,6 @@ def died_by_itself(event: gang.Ended) -> bool:
 def end_of(event: gang.Ended) -> str:
     if event.returncode >= 0:
         return f"worker {event.worker} ended with exit code {event.returncode}"
-    try:
-        name = signal.Signals(-event.returncode).name
-    except ValueError:
-        name = f"signal {-event.returncode}"
+    number = -event.returncode
+    name = next((each.name for each in signal.Signals if each == number), f"signal {number}")
     return f"worker {event.worker} ended by {name}"

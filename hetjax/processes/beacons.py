@@ -31,6 +31,9 @@ PHASES = (
     "done",
 )
 WRITES_PER_HEARTBEAT = 8
+STACKS = signal.SIGQUIT
+"""The signal at which a process writes its stacks; schedulers send others."""
+
 _MOST_SECS = 2.5  # between two of them: in a run apart the others take who is silent as late
 # A file has two places, written in turn. So one of them is whole at any time.
 _PLACE_BYTES = 1 << 20
@@ -98,7 +101,7 @@ class _Writer(Beacons):
         self._closed = False
         self._wake = threading.Event()
         self._stack_file = open(stack_path(directory, process), "w")  # noqa: SIM115
-        faulthandler.register(signal.SIGUSR1, file=self._stack_file, all_threads=True)
+        faulthandler.register(STACKS, file=self._stack_file, all_threads=True)
         self._thread = threading.Thread(target=self._run, name="beacons", daemon=True)
         self._thread.start()
 
@@ -115,7 +118,7 @@ class _Writer(Beacons):
         self._wake.set()
         self._thread.join()
         self._file.close()
-        faulthandler.unregister(signal.SIGUSR1)
+        faulthandler.unregister(STACKS)
         self._stack_file.close()
         super().close()
 
@@ -142,7 +145,7 @@ def start(environ: Mapping[str, str] = os.environ) -> Beacons:
     """Begins to say what this process does, if a supervisor asked for it.
 
     Reads `HETJAX_BEACONS` (a directory), `HETJAX_PROCESS_ID` and `HETJAX_HEARTBEAT_SECS`. From
-    then on SIGUSR1 makes the process write the stacks of its threads into the directory.
+    then on SIGQUIT makes the process write the stacks of its threads into the directory.
 
     Args:
         environ: where the variables are.
@@ -165,7 +168,7 @@ def start(environ: Mapping[str, str] = os.environ) -> Beacons:
 
 
 def stack_path(directory: pathlib.Path, process: int) -> pathlib.Path:
-    """Where a process writes its stacks on SIGUSR1."""
+    """Where a process writes its stacks on SIGQUIT."""
     return directory / f"process-{process}.stack"
 
 

@@ -34,6 +34,9 @@ class Request(enum.IntFlag):
     END = 2  # a callback, or the end of a replayed trace
     END_BY_SIGINT = 4
     END_BY_SIGTERM = 8
+    END_BY_SIGHUP = 16
+    END_BY_SIGUSR1 = 32
+    END_BY_SIGUSR2 = 64
 
     @property
     def ends(self) -> bool:

@@ -9,7 +9,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator, MutableMapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from hetjax import compiled, messages
@@ -21,6 +21,19 @@ _is_alone = False  # this process is to train alone, as `membership` said
 _hosts: dict[int, arrivals.Host] = {}  # of each process, when all have told theirs
 
 
+@contextlib.contextmanager
+def _without_proxies() -> Iterator[None]:
+    """Hides proxies while JAX's client is made: gRPC would ask them for the coordinator's address,
+    whatever NO_PROXY says. It does not look again later."""
+    names = [name for name in os.environ if name.lower().endswith("_proxy")]
+    hidden = {name: os.environ.pop(name) for name in names}
+    try:
+        yield
+    finally:
+        os.environ.update(hidden)
+
+
+@_without_proxies()
 def join(member: membership.Member | None) -> None:
     """Makes this process part of its run. Call it before JAX is used for the first time.
 
@@ -42,8 +55,7 @@ def join(member: membership.Member | None) -> None:
         global _is_alone
         _is_alone = True
         if not is_child and len(os.environ.get("TPU_WORKER_HOSTNAMES", "").split(",")) > 1:
-            with without_proxies():
-                jax.distributed.initialize()
+            jax.distributed.initialize()
             watch.begin()
         return
     if jax.distributed.is_initialized():
@@ -68,7 +80,7 @@ def join(member: membership.Member | None) -> None:
         if member.process_id == 0:
             _check_port(host if is_local else "0.0.0.0", port)
     try:
-        with _patience(member, start_secs), without_proxies():
+        with _patience(member, start_secs):
             jax.distributed.initialize(
                 member.coordinator, member.num_processes, member.process_id, **options
             )
@@ -116,27 +128,6 @@ def processes_of_machine() -> int:
     """How many processes of this run are on this machine, this one too."""
     own = board_lib.runtime().process_id
     return next((len(processes) for processes in machines() if own in processes), 1)
-
-
-@contextlib.contextmanager
-def without_proxies(environment: MutableMapping[str, str] = os.environ) -> Iterator[None]:
-    """Hides proxies while JAX's client is made: gRPC would ask them for the coordinator's address,
-    whatever NO_PROXY says. It does not look again later.
-
-    Example:
-        >>> environment = {"https_proxy": "http://proxy:3128", "HOME": "/root"}
-        >>> with without_proxies(environment):
-        ...     print(environment)
-        {'HOME': '/root'}
-        >>> environment["https_proxy"]
-        'http://proxy:3128'
-    """
-    names = [name for name in environment if name.lower().endswith("_proxy")]
-    hidden = {name: environment.pop(name) for name in names}
-    try:
-        yield
-    finally:
-        environment.update(hidden)
 
 
 @contextlib.contextmanager

@@ -143,4 +143,4 @@ class Meeting:
         return False
 
     def close(self) -> None:
-        """Ends the connections to other processes."""
+        """Ends the connections to other processes, when all that the run leaves is written."""

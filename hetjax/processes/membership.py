@@ -52,8 +52,7 @@ def is_child(environment: Mapping[str, str] = os.environ) -> bool:
         >>> is_child({"HETJAX_JOINED": "1"}), is_child({})
         (True, False)
     """
-    own = str(os.getpid())
-    return is_imported_anew() or (environment.get(JOINED) or own) != own
+    return is_imported_anew() or environment.get(JOINED, "") not in ("", str(os.getpid()))
 
 
 def find(

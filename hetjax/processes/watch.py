@@ -184,6 +184,9 @@ class Watch:
         self._fail(error)
 
     def _fail(self, error: BaseException) -> None:
+        if isinstance(error, KeyboardInterrupt) and hasattr(error, "result"):  # all end by it
+            self._reason = endings.of_error(self._process, error)
+            return
         self._is_unwinding = True
         if is_loss(error):
             self._has_lost = True

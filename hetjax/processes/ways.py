@@ -48,6 +48,13 @@ class Collectives(meeting_lib.Meeting):
         board.gather(jax.process_index(), True, processes, what="come to the first collective")
         Collectives.tell(self, np.zeros(len(mesh_lib.own_workers(self._mesh)), bool))
 
+    def close(self) -> None:
+        """Waits until process 0 has written all that the run leaves, however long that takes."""
+        board = board_lib.Board("written")
+        if board_lib.is_first():
+            board.post("all", True)
+        board.wait("all", float("inf"), what="write what the run leaves")
+
     def tell(self, messages: np.ndarray) -> np.ndarray:
         rows = messages.view(np.int8).reshape(len(messages), -1)
         workers = mesh_lib.own_workers(self._mesh)
@@ -105,6 +112,7 @@ class Machines(Collectives):
         return meeting_lib.Sums()
 
     def close(self) -> None:
+        super().close()
         if self._sockets is not None:
             self._sockets.close()
 

@@ -170,7 +170,7 @@ def kept_solutions(workdir: pathlib.Path | None, *, resume: bool | str = True) -
     return {} if about is None else about["solutions"]
 
 
-class Keeper(contextlib.AbstractContextManager["Keeper"]):
+class Keeper:
     """Saves a run; process 0 writes, in the background, and the others help to gather.
 
     Args:
@@ -187,7 +187,10 @@ class Keeper(contextlib.AbstractContextManager["Keeper"]):
         self._checkpoints = None
         if workdir is not None and setup.where.leads:
             keep = setup.config.checkpoint.keep
-            self._checkpoints = checkpoint.Checkpoints(workdir / resume_lib.DIRECTORY, keep=keep)
+            where, at = workdir / resume_lib.DIRECTORY, setup.company.beacons.at
+            self._checkpoints = checkpoint.Checkpoints(
+                where, keep=keep, meanwhile=lambda: at("checkpointing")
+            )
         self._last = time.monotonic()
 
     def is_due(self) -> bool:
@@ -243,7 +246,11 @@ class Keeper(contextlib.AbstractContextManager["Keeper"]):
             "versions": arguments.versions(),
         }
 
-    def __exit__(self, *error: object) -> None:
-        """Waits until all is on the disk."""
+    def close(self) -> None:
+        """Waits until all is on the disk; may be called twice.
+
+        Raises:
+            ValueError: it could not be written.
+        """
         if self._checkpoints is not None:
             self._checkpoints.close()

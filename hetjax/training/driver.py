@@ -24,16 +24,8 @@ from hetjax.training import task as task_lib
 from hetjax.writers import background, hearing
 from hetjax.writers import records as writer_records
 
-_ASK_OF_SIGNAL = {
-    None: gathering.Request.NOTHING,
-    signal.SIGINT: gathering.Request.END_BY_SIGINT,
-    signal.SIGTERM: gathering.Request.END_BY_SIGTERM,
-}
+_ASKS = {number: gathering.Request[f"END_BY_{number.name}"] for number in interrupt.ENDS}
 _AGAIN_SECS = 5.0  # of lines that writers of a new leader get: those of the last may lack them
-_SIGNALS = {
-    gathering.Request.END_BY_SIGTERM: "SIGTERM",
-    gathering.Request.END_BY_SIGINT: "SIGINT",
-}
 
 
 class Driver:
@@ -114,7 +106,7 @@ class Driver:
         task, setup = self._task, self._task.setup
         self._leads = leads
         self._keeper = keeper.Keeper(self._directory, setup, fingerprint=self._fingerprint)
-        self._stack.enter_context(self._keeper)
+        self._stack.callback(self._keeper.close)
         self._recorder = workdir.Recorder(
             self._directory if self._leads else None,
             task.recorded,
@@ -200,25 +192,26 @@ class Driver:
                 raise
             status = "finished" if self._is_finished else "interrupted"
             result = self._result(interrupted=not self._is_finished, status=status)
-        # Not after an error: who failed is to be the first that is gone.
-        task.setup.company.meeting.close()
+            self._keeper.close()
+            # Not after an error: who failed is to be the first that is gone.
+            task.setup.company.meeting.close()
         return result
 
-    def unless_stopped(self, result: Any) -> Any:
-        """The result; after a signal what Python raises for it, which holds the result.
+    def unless_stopped(self, result: Any, *, raises: bool) -> Any:
+        """The result. After a signal the program's own handler of it is called first; where there
+        is none, what Python raises for it is raised, and holds the result.
 
         Also where the run came to its end all the same: who pressed Ctrl-C wants no other to begin.
         Call it when the run is closed.
 
         Raises:
-            KeyboardInterrupt, SystemExit: after SIGINT, SIGTERM.
+            KeyboardInterrupt, SystemExit: after SIGINT, another signal; unless it is not to.
         """
-        own = self._signal()
-        name = self._by_signal or (own.name if own else "")
-        if not name:
+        number = self._by_signal or self._signal()
+        if number is None or interrupt.hand_on(number) or not raises:
             return result
-        error: Any = SystemExit(128 + signal.SIGTERM)
-        if name == "SIGINT":
+        error: Any = SystemExit(128 + number)
+        if number == signal.SIGINT:
             error = KeyboardInterrupt(*self._told_of_signal)
         error.result = result
         shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
@@ -228,7 +221,8 @@ class Driver:
 
     def _ask(self) -> gathering.Request:
         """What this process asks of all; alone, all have heard it at once."""
-        self._asks |= _ASK_OF_SIGNAL[self._signal()]
+        if (number := self._signal()) is not None:
+            self._asks |= _ASKS[number]
         if self._task.setup.company.meeting.alone:
             self._asked |= self._asks
         return self._asks
@@ -314,9 +308,9 @@ class Driver:
         )
 
     @property
-    def _by_signal(self) -> str:
-        """The signal that ended the run; '' where none did."""
-        return next((name for asked, name in _SIGNALS.items() if asked in self._asked), "")
+    def _by_signal(self) -> signal.Signals | None:
+        """The signal that ended the run."""
+        return next((number for number, ask in _ASKS.items() if ask in self._asked), None)
 
     @property
     def _is_finished(self) -> bool:
@@ -331,7 +325,7 @@ class Driver:
         if self._task.is_complete:
             return self._task.summary.stopped_by
         if self._by_signal:
-            return self._by_signal
+            return self._by_signal.name
         if gathering.Request.END in self._asked:
             return f"callback {self._callbacks.stopper}".strip()
         return self._task.summary.stopped_by

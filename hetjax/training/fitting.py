@@ -103,8 +103,10 @@ def fit(
         init_state: parameters, optimiser's state and progress to begin with, such as the `state`
             of another result; `params` may be None then.
         progress: show a progress bar.
-        raise_on_interrupt: raise KeyboardInterrupt after Ctrl-C, and SystemExit(143) after SIGTERM,
-            once all files are written, so that a sweep stops, too; False: return the result so far.
+        raise_on_interrupt: raise KeyboardInterrupt after Ctrl-C, and SystemExit(128 + n) after the
+            signal n (SIGTERM, SIGHUP, SIGUSR1, SIGUSR2), once all files are written, so that a
+            sweep stops, too; False: return the result so far. A handler that the program has for
+            the signal is called in the place of SystemExit.
         workers: their number; by default one for each device.
         per_example_rng: the loss gets a key for each example, `key[B]`.
         rule: what a worker does with its microbatches, and what it hands to the synchronisation; by
@@ -122,7 +124,7 @@ def fit(
 
     Raises:
         KeyboardInterrupt: after Ctrl-C; its `result` is the one so far, whose
-            `summary["interrupted"]` is true. SystemExit likewise, after SIGTERM.
+            `summary["interrupted"]` is true. SystemExit likewise, after other signals.
         ValueError: what was given cannot be run; said before anything is computed.
         NonFiniteError: a loss or gradient was not finite; its `result` holds the state before.
 
@@ -194,7 +196,7 @@ def fit(
             writers=written,
         )
         result = drives.drive()
-    return drives.unless_stopped(result) if raise_on_interrupt else result
+    return drives.unless_stopped(result, raises=raise_on_interrupt)
 
 
 def _checked(optimizer: Any, callbacks: Any, writers: Any, resume: Any) -> list[Any]:

@@ -1,7 +1,10 @@
 """Processes that read: the same examples as threads give, and sentences where they cannot."""
 
+import multiprocessing
+import operator
 import os
 import re
+import signal
 import subprocess
 import sys
 import textwrap
@@ -11,7 +14,8 @@ import numpy as np
 import pytest
 
 import hetjax
-from hetjax.data import choosing, feed, readers, sources
+from hetjax.data import choosing, feed, reader_processes, readers, sources
+from hetjax.processes import interrupt
 from tests.data import examples
 from tests.rounds import problems
 
@@ -79,6 +83,18 @@ def test_a_run_reads_by_processes_to_the_bit(capsys):
     with pytest.raises(ValueError, match=r"data\.readers: got 'processes:0'"):
         problems.fit(rows, weights, data={"readers": "processes:0"})
     assert capsys.readouterr().err == ""
+
+
+def test_signals_end_a_run_and_not_its_readers():
+    """As a terminal or a scheduler sends them to all processes at once."""
+    before = set(multiprocessing.active_children())
+    reading = reader_processes.Processes(operator.add, 1)
+    (child,) = set(multiprocessing.active_children()) - before
+    for number in interrupt.ENDS:
+        os.kill(child.pid, number)
+    assert reading(3, 4) == 7
+    reading.close()
+    assert child.exitcode == -signal.SIGKILL
 
 
 def test_copies_of_a_generator_are_told_of(capsys):

@@ -45,8 +45,10 @@ print("ready")
 SAVES = """
 def save(signum, frame):
     print("saved")
-    sys.exit(143)
-signal.signal(signal.SIGTERM, save)
+    sys.exit(128 + signum)
+for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+    if signal.getsignal(number) != signal.SIG_IGN:
+        signal.signal(number, save)
 print("ready")
 """
 

@@ -248,12 +248,33 @@ def test_a_second_ctrl_c_stops_at_once(launch):
     assert run.end() == 130
 
 
-def test_sigterm_ends_all_and_lets_them_save(launch):
-    run = launch(launches.SAVES + "time.sleep(600)", "--workers=2")
+ENDS = [signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2]
+
+
+@pytest.mark.parametrize("program", [launches.SAVES, "print('ready')\n"])
+@pytest.mark.parametrize("number", ENDS)
+def test_a_signal_ends_all_and_lets_them_save(number, program, launch):
+    run = launch(program + "time.sleep(600)", "--workers=2")
     run.wait_for("ready", 2)
-    run.send(signal.SIGTERM)
-    assert run.end() == 143
-    assert run.text().count("saved") == 2
+    run.send(number)
+    assert run.end() == 128 + number
+    assert run.text().count("saved") == (2 if program == launches.SAVES else 0)
+
+
+def test_what_is_ignored_stays_ignored(launch):
+    """As SIGHUP by nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        run = launch(launches.SAVES + "wait_for(told('end').exists)", "--workers=2")
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    pids = run.pids(2)
+    run.wait_for("ready", 2)
+    run.send(signal.SIGHUP)
+    os.kill(pids[1], signal.SIGHUP)
+    (run.beacons / "end").touch()
+    assert run.end() == 0
+    assert "saved" not in run.text()
 
 
 def test_sigterm_has_a_limit(launch):

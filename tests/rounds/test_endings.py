@@ -1,5 +1,6 @@
 """How a run ends before its epochs do: a loss that is not finite, Ctrl-C, a worker that fails."""
 
+import faulthandler
 import json
 import os
 import signal
@@ -12,7 +13,10 @@ import optax
 import pytest
 
 import hetjax
+from hetjax.processes import interrupt
 from tests.rounds import problems
+
+ENDS = interrupt.ENDS
 
 
 def _with_a_nan(num_examples=64, dtype=np.float32):
@@ -78,7 +82,8 @@ def test_ctrl_c_is_raised_between_rounds_with_the_files_written(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("number", "error"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)]
+    ("number", "error"),
+    [(n, KeyboardInterrupt if n == signal.SIGINT else SystemExit) for n in interrupt.ENDS],
 )
 def test_a_signal_is_raised_with_the_result_so_far(number, error, monkeypatch, capsys):
     def press(line):
@@ -87,15 +92,58 @@ def test_a_signal_is_raised_with_the_result_so_far(number, error, monkeypatch, c
 
     shell = types.SimpleNamespace(get_ipython=lambda: object())
     monkeypatch.setitem(sys.modules, "IPython", shell)
-    data, weights = problems.classification(64, np.float32), problems.initial_weights(np.float32)
-    fields = {"callbacks": [press], "raise_on_interrupt": True, "local": "virtual"}
     with pytest.raises(error) as raised:
-        problems.fit(data, weights, epochs=50, **fields)
-    assert getattr(raised.value, "code", 143) == 143
+        short_fit(press, epochs=50)
+    assert getattr(raised.value, "code", 130) == 128 + number
     result = raised.value.result
     assert result.summary["stopped_by"] == signal.Signals(number).name
     assert len(result.history) == result.summary["rounds"] < 10
     assert "result = sys.last_value.result" in capsys.readouterr().err
+
+
+def short_fit(press, **fields):
+    data, weights = problems.classification(64, np.float32), problems.initial_weights(np.float32)
+    fields = {"callbacks": [press], "raise_on_interrupt": True, "local": "virtual", **fields}
+    return problems.fit(data, weights, **fields)
+
+
+@pytest.mark.parametrize("numbers", [ENDS[:1], ENDS[1:2], ENDS[2:3], ENDS[3:4], ENDS[3:0:-1]])
+def test_a_handler_of_the_program_is_called_when_the_run_is_saved(numbers, tmp_path):
+    """Of several signals that which the scheduler meant: submitit's USR2 comes with SIGTERM."""
+    heard = []
+
+    def press(line):
+        if line.round == 1:
+            for number in numbers:
+                signal.raise_signal(number)
+
+    def hears(number, frame):
+        heard.append((number, [path.name for path in (tmp_path / "checkpoints").iterdir()]))
+
+    with interrupt.handled_by(hears):
+        summary = short_fit(press, epochs=50, workdir=tmp_path).summary
+    assert heard == [(numbers[-1], [f"{summary['rounds']:08d}"])]
+    assert (summary["stopped_by"], summary["interrupted"]) == (numbers[-1].name, True)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux alone says what C code handles")
+def test_signals_that_others_want_are_theirs(tmp_path):
+    """nohup's SIGHUP is ignored, and faulthandler dumps the stacks."""
+
+    def press(line):
+        for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGUSR1):
+            signal.raise_signal(number)
+
+    before = {n: signal.signal(n, signal.SIG_IGN) for n in (signal.SIGHUP, signal.SIGTERM)}
+    with open(tmp_path / "stacks", "w") as file:
+        faulthandler.register(signal.SIGUSR1, file=file)
+        try:
+            assert short_fit(press, epochs=1).summary["stopped_by"] is None
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            faulthandler.unregister(signal.SIGUSR1)
+    assert "in press" in (tmp_path / "stacks").read_text()
 
 
 def test_ctrl_c_in_the_last_round_stops_what_comes_after_the_run(tmp_path):
@@ -103,10 +151,8 @@ def test_ctrl_c_in_the_last_round_stops_what_comes_after_the_run(tmp_path):
         if line.round == 1:
             signal.raise_signal(signal.SIGINT)
 
-    data, weights = problems.classification(64, np.float32), problems.initial_weights(np.float32)
-    fields = {"callbacks": [press], "local": "virtual", "workdir": tmp_path}
     with pytest.raises(KeyboardInterrupt) as raised:
-        problems.fit(data, weights, epochs=1, raise_on_interrupt=True, **fields)
+        short_fit(press, epochs=1, workdir=tmp_path)
     assert not raised.value.result.summary["interrupted"]
     assert hetjax.load(tmp_path).summary["rounds"] == 2
 

@@ -183,7 +183,7 @@ def fit_bilevel(
             writers=written,
         )
         result = drives.drive()
-    return drives.unless_stopped(result) if raise_on_interrupt else result
+    return drives.unless_stopped(result, raises=raise_on_interrupt)
 
 
 def _check_counts(**given: Any) -> None:
