@@ -1,6 +1,5 @@
 """When is a run saved, and where does it go on? Checkpoints in its workdir, beside its records."""
 
-import contextlib
 import dataclasses
 import datetime
 import os
