@@ -72,10 +72,15 @@ def compiled_now(program: Callable[..., Any]) -> Callable[..., Any]:
     return compiled(program) if any(_settings(jax.config)) else program
 
 
+def _anew(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function as one that JAX has not traced: what it reads from outside may have changed."""
+    return lambda *arguments: function(*arguments)
+
+
 def shapes(function: Callable[..., Any], *arguments: Any) -> Any:
     """What a function returns, for its shapes and types: abstract, or in debugging as it is."""
     if not is_on():
-        return jax.eval_shape(function, *arguments)
+        return jax.eval_shape(_anew(function), *arguments)
     return function(*jax.tree.map(jnp.asarray, arguments))
 
 
@@ -83,7 +88,7 @@ def program(function: Callable[..., Any], *arguments: Any) -> tuple[Any, Any]:
     """`(jaxpr, what the function returns as of `shapes`)`; in debugging the first is None."""
     if is_on():
         return None, shapes(function, *arguments)
-    traced, returned = jax.make_jaxpr(function, return_shape=True)(*arguments)
+    traced, returned = jax.make_jaxpr(_anew(function), return_shape=True)(*arguments)
     return traced.jaxpr, returned
 
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hetjax import debugging, parts, trees, types
+from hetjax import debugging, digests, parts, trees, types
 from hetjax.data import choosing, passes, sources
 from hetjax.losses import loss as losses_lib
 from hetjax.losses import stateful
@@ -49,7 +49,8 @@ def evaluate(
     """Weighted means of metrics over all examples of a source, `sum(w * m) / sum(w)`.
 
     Another call with the same function, and examples and parameters of the same shapes, compiles
-    nothing; so, as with `jax.jit`, what the function reads from outside must not have changed.
+    nothing, unless a constant that the function reads from outside has changed. In a `jax.jit` of
+    your own such a constant stays what it was, as in plain JAX.
 
     Args:
         params: a pytree of arrays without worker axis, such as `fit(...).params`.
@@ -159,14 +160,45 @@ class Evaluator:
         padding = passes.filling(ids[: -len(ids) % batch_size])  # no copies: metrics may compare
         self._rows = np.concatenate([ids, padding]).reshape(-1, batch_size)
         first = self._feed.load(0, self._rows[0])
-        self._functions = _check_metrics(metrics_fn, params, first.examples)
-        self._add = _adder(metrics_fn)
-        shapes = debugging.shapes(functools.partial(_sums, metrics_fn), params, first)
-        self.names = list(shapes)
-        self._zeros = jax.tree.map(lambda like: np.zeros(like.shape, like.dtype), shapes)
+        self._look(metrics_fn, params, first)
+        self.names = sorted(self._zeros)
         if not debugging.is_on():  # nothing to compile
             placed = jax.device_put(params, device)
             jax.block_until_ready(self._add(placed, first, self._zeros))
+
+    def _look(self, metrics_fn: MetricsFn, params: types.PyTree, first: types.Microbatch) -> None:
+        """By what the function computes now: what it reads from outside may have changed."""
+        if not callable(metrics_fn) or not parts.takes(metrics_fn, 2):
+            raise ValueError(_no_metrics(metrics_fn, "(params, examples)"))
+        wrong = ""
+
+        def sums(params: types.PyTree, microbatch: types.Microbatch) -> Any:
+            nonlocal wrong
+            found = metrics_fn(params, microbatch.examples)
+            if wrong := _wrong_with(found, len(microbatch.example_ids)):
+                return ()
+            of_means = {n: v.function for n, v in found.items() if isinstance(v, types.OfMeans)}
+            made = _sums(found, microbatch)
+            zeros = jax.tree.map(lambda like: np.zeros(like.shape, like.dtype), made)
+            self._functions, self._zeros = of_means, zeros
+            return made
+
+        try:
+            if debugging.is_on():
+                debugging.shapes(sums, params, first)
+                self._add = _adder(metrics_fn)
+            else:
+                program = digests.of_programs((sums, (params, first)))
+                self._add = _adder(metrics_fn, program=program)
+        except TypeError as error:
+            if "not callable" not in str(error):
+                raise
+            raise ValueError(
+                f"metrics_fn {parts.path_of(metrics_fn)} called what is no function ({error}); it "
+                f"is given parameters, and no model: {_MADE_BY}"
+            ) from error
+        if wrong:
+            raise ValueError(f"metrics_fn returned {wrong}")
 
     def __call__(self, params: types.PyTree) -> dict[str, float]:
         """Returns `{name: mean, or function of means}`; `params` without worker axis."""
@@ -198,7 +230,7 @@ def _of_means(name: str, function: Callable[..., float], means: list[float]) -> 
 
 
 def _sums(
-    metrics_fn: MetricsFn, params: types.PyTree, microbatch: types.Microbatch
+    found: dict[str, Any], microbatch: types.Microbatch
 ) -> dict[str, list[tuple[jax.Array, jax.Array]]]:
     """`(sum of weight * value, sum of weights)` of each part of a metric in a microbatch."""
 
@@ -208,7 +240,6 @@ def _sums(
         totals = losses_lib.weigh(values.astype(wide), weights, microbatch.example_mask)
         return jnp.sum(totals[0]), jnp.sum(totals[1])
 
-    found = metrics_fn(params, microbatch.examples)
     return {name: [pair(part) for part in _parts(value)] for name, value in found.items()}
 
 
@@ -218,56 +249,41 @@ def _parts(value: Any) -> tuple[Any, ...]:
 
 
 @_once_a_function
-def _adder(metrics_fn: MetricsFn) -> Callable[[types.PyTree, types.Microbatch, Any], Any]:
-    """`(params, microbatch, totals) -> totals`, jitted; the same for the same function."""
+def _adder(
+    metrics_fn: MetricsFn, program: str = ""
+) -> Callable[[types.PyTree, types.Microbatch, Any], Any]:
+    """`(params, microbatch, totals) -> totals`, jitted; the same for the same function, as long as
+    it computes the same: `program` is a digest of that."""
+    del program
 
     def add(params: types.PyTree, microbatch: types.Microbatch, totals: Any) -> Any:
-        return jax.tree.map(jnp.add, totals, _sums(metrics_fn, params, microbatch))
+        sums = _sums(metrics_fn(params, microbatch.examples), microbatch)
+        return jax.tree.map(jnp.add, totals, sums)
 
     return jax.jit(add)
 
 
-def _check_metrics(
-    metrics_fn: MetricsFn, params: types.PyTree, examples: Any
-) -> dict[str, Callable[..., float]]:
-    """Refuses what no mean can be taken of; the functions of those metrics that are of means."""
-    if not callable(metrics_fn) or not parts.takes(metrics_fn, 2):
-        raise ValueError(_no_metrics(metrics_fn, "(params, examples)"))
-    batch_size = jax.tree.leaves(examples)[0].shape[0]
-    try:
-        values = debugging.shapes(metrics_fn, params, examples)
-    except TypeError as error:
-        if "not callable" not in str(error):
-            raise
-        raise ValueError(
-            f"metrics_fn {parts.path_of(metrics_fn)} called what is no function ({error}); it is "
-            f"given parameters, and no model: {_MADE_BY}"
-        ) from error
-    if not isinstance(values, dict):
-        raise ValueError(
-            f"metrics_fn returned {type(values).__name__}; it must return a dict of f32[B]"
-        )
-    for name, value in values.items():
+def _wrong_with(found: Any, batch_size: int) -> str:
+    """Why no means can be taken of what a function of metrics returned; "": they can."""
+    if not isinstance(found, dict):
+        kind = type(jax.eval_shape(lambda: found)).__name__
+        return f"{kind}; it must return a dict of f32[B]"
+    for name, value in found.items():
         for part in _parts(value):
-            _check_part(name, part, batch_size)
-    return {name: v.function for name, v in values.items() if isinstance(v, types.OfMeans)}
-
-
-def _check_part(name: str, value: Any, batch_size: int) -> None:
-    values, weights = value if isinstance(value, tuple) and len(value) == 2 else (value, None)
-    shape = getattr(values, "shape", ())
-    fits = shape == (batch_size,) if weights is None else _shape_of(weights) == shape
-    is_real = not any(
-        jax.dtypes.issubdtype(getattr(each, "dtype", np.bool_), np.complexfloating)
-        for each in (values, weights)
-    )
-    if is_real and fits and shape[:1] == (batch_size,):
-        return
-    with_weights = "" if weights is None else f", with weights {_shape_of(weights)}"
-    raise ValueError(
-        f"metrics_fn returned {name!r} of shape {shape}{with_weights}; it must be real numbers, "
-        f"[{batch_size}], or (values, weights), both [{batch_size}, …]"
-    )
+            values, weights = part if isinstance(part, tuple) and len(part) == 2 else (part, None)
+            shape = getattr(values, "shape", ())
+            fits = shape == (batch_size,) if weights is None else _shape_of(weights) == shape
+            is_real = not any(
+                jax.dtypes.issubdtype(getattr(each, "dtype", np.bool_), np.complexfloating)
+                for each in (values, weights)
+            )
+            if not (is_real and fits and shape[:1] == (batch_size,)):
+                with_weights = "" if weights is None else f", with weights {_shape_of(weights)}"
+                return (
+                    f"{name!r} of shape {shape}{with_weights}; it must be real numbers, "
+                    f"[{batch_size}], or (values, weights), both [{batch_size}, …]"
+                )
+    return ""
 
 
 _MADE_BY = "hetjax.nnx_metrics(model, …) and hetjax.linen_metrics(…) make one of a Flax model"

@@ -1,6 +1,9 @@
 """`hetjax.evaluate`: weighted means over a source, against plain NumPy."""
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import hetjax
@@ -66,6 +69,66 @@ def test_a_second_call_traces_nothing():
     assert len(traced) <= before + 2  # its shapes alone: no program is made
     adders = [evaluate_lib.metrics_of_loss(problems.softmax_loss) for _ in range(2)]
     assert adders[0] is adders[1]
+
+
+OUTSIDE = {}  # what functions below read, which changes between two calls
+
+
+def read(kind, x):
+    scale = OUTSIDE[kind]
+    return {kind: x * scale} if kind != "means" else {kind: hetjax.OfMeans(lambda m: m * scale, x)}
+
+
+@pytest.mark.parametrize(
+    ("kind", "made"),
+    [
+        ("number", float),
+        ("host", lambda scale: np.full(256, scale, np.float32)),
+        ("device", lambda scale: jnp.full(256, scale, jnp.float32)),
+        ("means", float),
+    ],
+)
+@pytest.mark.parametrize("inside", [lambda read: read, jax.checkpoint, lambda read: jax.jit(read)])
+def test_what_a_function_reads_from_outside_is_what_it_is_now(kind, made, inside):
+    data = {"x": np.ones(256, np.float32)}
+
+    def metrics_fn(params, batch):
+        return inside(lambda x: read(kind, x + params))(batch["x"])
+
+    for scale in (1.0, 100.0, 1.0, 3.0):
+        OUTSIDE[kind] = made(scale)
+        assert hetjax.evaluate(np.float32(1), data, metrics_fn) == {kind: 2 * scale}
+
+
+@pytest.mark.parametrize("keeps_state", [False, True])
+@pytest.mark.parametrize("own", [False, True])
+def test_a_second_run_is_judged_by_what_its_functions_read_now(keeps_state, own):
+    data = {"x": np.ones(48, np.float32)}
+
+    def loss_fn(params, *given):
+        found = OUTSIDE["loss"] * (params - given[-2]["x"]) ** 2
+        return (found, given[0]) if keeps_state else found
+
+    def metrics_fn(params, *given):
+        return {"loss" if OUTSIDE["loss"] < 5 else "other": OUTSIDE["loss"] * given[-1]["x"]}
+
+    options = {"model_state": np.zeros(1, np.float32)} if keeps_state else {}
+    options |= {"metrics_fn": metrics_fn} if own else {}
+    options |= {"workers": 2, "local": "virtual", "budget": 4, "microbatch_size": 4, "epochs": 1}
+    for scale in (1.0, 100.0, 2.0):
+        OUTSIDE["loss"] = scale
+        found = hetjax.fit(
+            loss_fn,
+            np.zeros((), np.float32),
+            optax.sgd(0.0),
+            data,
+            eval_source=data,
+            progress=False,
+            **options,
+        ).summary
+        name = "test_other" if own and scale > 5 else "test_loss"
+        assert found[name] == found["train_loss"] == scale
+        assert found.get(f"best_{name}", scale) == scale
 
 
 @pytest.mark.parametrize(
