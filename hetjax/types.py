@@ -252,7 +252,8 @@ class RoundReport:
     params: Callable[[], PyTree] = while_called(_no_params)
     """While a callback runs: the parameters after this round, as NumPy arrays. They are copied
     from the device when asked for. With a reducer that gossips, the mean of the replicas that this
-    process has."""
+    process has. They are those that the optimiser trains; of `optax.LookaheadParams` the slow
+    ones."""
 
     def to_plain(self) -> dict[str, Any]:
         """As JSON holds it, without fields that are None; not-finite numbers are None.

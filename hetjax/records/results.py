@@ -23,7 +23,8 @@ class SavedRun:
     """A run, as its workdir has it; parameters as they were given, without worker axis."""
 
     params: types.PyTree
-    """After the last round; the mean of the replicas where the reducer gossips."""
+    """After the last round; the mean of the replicas where the reducer gossips. Of an optimiser
+    that is judged elsewhere, as schedule-free training is, those to evaluate."""
     best_params: types.PyTree
     """At the best evaluation (`best_by`, `best_mode`); `params` where there was none, as in
     processes that do not lead."""
@@ -102,7 +103,7 @@ def load(workdir: str | pathlib.Path) -> SavedRun:
         raise ValueError(
             f"load: {str(workdir)!r} holds no whole checkpoint; one is written when the run ends"
         )
-    model = _model(saved, "train/params", "train/model_state")
+    model = _model(saved, resume.judged_in(saved.arrays), "train/model_state")
     average = types.Model(None, ())
     if any(name.startswith(resume.AVERAGE) for name in saved.arrays):
         average = _model(saved, f"{resume.AVERAGE}params", f"{resume.AVERAGE}state")

@@ -20,7 +20,7 @@ from hetjax.checkpoints import checkpoint, leaves
 from hetjax.config import experiment as config_lib
 from hetjax.config import recorded
 from hetjax.inputs import fingerprint
-from hetjax.rounds import run_state
+from hetjax.rounds import judged, run_state
 from hetjax.rounds import setup as setup_lib
 from hetjax.rounds import state as state_lib
 
@@ -28,6 +28,7 @@ DIRECTORY = "checkpoints"  # in the workdir
 MAY_GROW = ("epochs", "max_rounds")
 """Fields of which a run may be resumed with more."""
 AVERAGE = "train/average/"  # before the names of the arrays of one
+JUDGED = "judged_params"  # where they are others than those that are trained
 _OPTIMIZER = "train/opt_state"
 _POLICIES = "run/policies"
 
@@ -47,6 +48,9 @@ def to_arrays(
         if _are_equal(rows):
             rows = jax.tree.map(lambda leaf: leaf[:1], rows)
         arrays |= leaves.flatten(rows, name)
+    if judged.differs(train.opt_state):
+        rows = judged.of(train.params, train.opt_state, rows=True)
+        arrays |= leaves.flatten(read(rows), JUDGED)
     return arrays | rounds_to_arrays(state.rounds) | best_to_arrays(best)
 
 
@@ -197,7 +201,8 @@ def from_train(train: Any, setup: setup_lib.Setup) -> types.TrainState:
     like = own._replace(memory=(), worker=())
     given = state_lib.all_rows(train._replace(memory=(), worker=()))
     if bool(given.average) != bool(own.average):  # begins here, or is not asked for
-        average = state_lib.begun_average(given.params, given.model_state) if own.average else ()
+        point = judged.of(given.params, given.opt_state, rows=True)
+        average = state_lib.begun_average(point, given.model_state) if own.average else ()
         given = given._replace(average=average)
     try:
         rows = leaves.unflatten(
@@ -269,13 +274,18 @@ def _with_average(saved: checkpoint.Saved, setup: setup_lib.Setup) -> dict[str, 
     arrays = {name: a for name, a in saved.arrays.items() if not name.startswith(AVERAGE)}
     if not keeps:
         return arrays
-    for before, after in (("train/params", "params"), ("train/model_state", "state")):
+    for before, after in ((judged_in(arrays), "params"), ("train/model_state", "state")):
         arrays |= {
             AVERAGE + after + name.removeprefix(before): state_lib.wide(a)
             for name, a in saved.arrays.items()
             if name == before or name.startswith(f"{before}/")
         }
     return arrays
+
+
+def judged_in(arrays: Mapping[str, Any]) -> str:
+    """Where the parameters to evaluate are among the arrays of a checkpoint."""
+    return JUDGED if any(name.partition("/")[0] == JUDGED for name in arrays) else "train/params"
 
 
 def rounds_from_arrays(

@@ -21,7 +21,7 @@ from hetjax.local import packing
 from hetjax.losses import loss as losses_lib
 from hetjax.losses import stateful
 from hetjax.processes import gathering
-from hetjax.rounds import engine, resume, round_report, run_state, warm_up
+from hetjax.rounds import engine, judged, resume, round_report, run_state, warm_up
 from hetjax.rounds import setup as setup_lib
 from hetjax.rounds import state as state_lib
 from hetjax.rounds.run_state import Executed, Plan, RoundsState, RunState
@@ -78,6 +78,9 @@ class Run(engine.Engine):
         elif ema:
             raise ValueError(f"Run: ema={ema!r} with optimizer=None: there is no update to average")
         super().__init__(loss_fn, params, source, optimizer=optimizer, **options)
+        begun = self.setup.begun
+        if (text := judged.told(begun.params, begun.opt_state)) and self.setup.where.leads:
+            messages.say(text)
 
     @jax.transfer_guard("allow")
     def init(self, given: types.PyTree = (), *, train: types.TrainState | None = None) -> RunState:
@@ -172,16 +175,16 @@ class Run(engine.Engine):
         """The parameters on this process's first device, and how far the replicas are from them.
 
         All processes call it. Where a reducer gossips, the parameters are the mean of the
-        replicas; else the distance is None. Of `optax.LookaheadParams` they are the slow ones, in
-        both places.
+        replicas; else the distance is None. They are those to evaluate: of `optax.LookaheadParams`
+        the slow ones, in both places; of schedule-free training the average.
 
         Returns:
             A pytree without worker axis, and `{name: distance}` of the replicas or None.
         """
         if self.setup.methods.reducer.keeps_replicas_equal:
-            return state_lib.judged(mesh_lib.own_row(state.train.params)), None
-        mean, distance = state_lib.consensus(state.train, self.setup.where.own_device)
-        return state_lib.judged(mean), distance
+            return judged.own(state.train), None
+        rows = judged.of(state.train.params, state.train.opt_state, rows=True)
+        return state_lib.consensus(rows, self.setup.where.own_device)
 
     def model_state(self, state: RunState) -> types.PyTree:
         """The model's state on this process's first device, as `params` gives the parameters.
@@ -212,8 +215,7 @@ class Run(engine.Engine):
         if not self.config.ema:
             raise ValueError(f"Run.average: {types.NO_AVERAGE}")
         like = types.Model(train.params, train.model_state)
-        found = state_lib.narrowed(self._one(train.average), like)
-        return found._replace(params=state_lib.judged(found.params))
+        return state_lib.narrowed(self._one(train.average), like)
 
     def model(self, state: RunState) -> tuple[types.PyTree, dict[str, float] | None]:
         """As `params`; with the model's state, as a `Model`, where it keeps one.

@@ -70,12 +70,6 @@ def wide(leaf: Any) -> Any:
     return np.asarray(leaf, trees.wider(kind, jnp.float32)) if is_float else leaf
 
 
-def judged(params: types.PyTree) -> types.PyTree:
-    """What is evaluated and handed out: of `optax.LookaheadParams` the slow ones, twice."""
-    is_pair = isinstance(params, optax.LookaheadParams)
-    return optax.LookaheadParams.init_synced(params.slow) if is_pair else params
-
-
 def narrowed(average: types.PyTree, like: types.PyTree) -> types.PyTree:
     """An average in the types of what it is of."""
     return jax.tree.map(lambda x, leaf: x.astype(leaf.dtype), average, like)
@@ -204,13 +198,17 @@ def _measured(rows: types.PyTree) -> tuple[types.PyTree, jax.Array, jax.Array]:
     return _together(_mean_and_distance, rows)
 
 
-def consensus(state: types.TrainState, device: jax.Device) -> tuple[types.PyTree, dict[str, float]]:
+def consensus(rows: types.PyTree, device: jax.Device) -> tuple[types.PyTree, dict[str, float]]:
     """The mean of the replicas, on `device`, and how far they are from it; all processes call it.
+
+    Args:
+        rows: parameters, leaves `[W, ...]`.
+        device: where the mean is to be.
 
     Returns:
         parameters without worker axis; and `distance`, the root mean square over the workers of
         the Euclidean distance from the mean, and `relative`, that over the mean's norm.
     """
-    mean, distance, norm = _measured(state.params)
+    mean, distance, norm = _measured(rows)
     relative = float(distance) / max(float(norm), 1e-30)
     return jax.device_put(mean, device), {"distance": float(distance), "relative": relative}

@@ -11,6 +11,7 @@ from hetjax import mesh as mesh_lib
 from hetjax import trees, types
 from hetjax.inputs import extra_arguments
 from hetjax.losses import stateful
+from hetjax.rounds import judged
 from hetjax.rounds.reduce import Form, Reduced
 from hetjax.topology import reducers
 
@@ -75,7 +76,8 @@ def update(
         final = trees.select(changes, new, state)
         final = final._replace(memory=trees.select(changes, *memories))
         if how.ema:
-            model = jax.lax.optimization_barrier(types.Model(final.params, final.model_state))
+            point = form.each(judged.of)(final.params, final.opt_state)
+            model = jax.lax.optimization_barrier(types.Model(point, final.model_state))
             average = jax.tree.map(functools.partial(_averaged, how.ema), state.average, model)
             final = final._replace(average=trees.select(changes, average, state.average))
         if mixing is None:  # read where they lie: nothing more is written

@@ -15,7 +15,7 @@ from hetjax.checkpoints import checkpoint, leaves
 from hetjax.processes import gathering
 from hetjax.records import evaluations, results, workdir
 from hetjax.records import summary as summary_lib
-from hetjax.rounds import programs, resume, round_report
+from hetjax.rounds import judged, programs, resume, round_report
 from hetjax.rounds import run as run_lib
 from hetjax.rounds import state as state_lib
 from hetjax.rounds.run_state import RunState
@@ -191,7 +191,7 @@ class Training(task_lib.Task):
         found = []
         for worker in range(self._run.num_workers):
             train = self.state.train
-            rows = state_lib.judged(train.params)
+            rows = judged.of(train.params, train.opt_state, rows=True)
             if self.setup.is_stateful:
                 rows = types.Model(rows, train.model_state)
             replica = state_lib.worker_row(rows, worker)
@@ -238,7 +238,7 @@ class Training(task_lib.Task):
         def of_train(name: str) -> types.PyTree:
             if state is None:
                 return report.params()  # raises
-            rows = state_lib.judged(getattr(state.train, name))
+            rows = judged.of(getattr(state.train, name), ())
             if self.setup.methods.reducer.keeps_replicas_equal:
                 return jax.device_get(mesh_lib.own_row(rows))
             return state_lib.own_mean(rows)
@@ -248,7 +248,7 @@ class Training(task_lib.Task):
             if not average:
                 raise ValueError(f"report.ema_{of}: {types.NO_AVERAGE}")
             like = getattr(self.setup.begun, of)
-            return state_lib.judged(state_lib.narrowed(getattr(average, name), like))
+            return state_lib.narrowed(getattr(average, name), like)
 
         yield dataclasses.replace(
             report,

@@ -16,7 +16,7 @@ RATE = 0.05
 RNG = np.random.default_rng(0)
 DATA = {"x": RNG.normal(size=(24, 4)), "y": RNG.normal(size=(24, 3))}
 PARAMS = {"w": RNG.normal(size=(4, 3)), "b": RNG.normal(size=3)}
-ROUNDS = 6
+ROUNDS = 7  # so that what is done every second round is between
 FIELDS = {"workers": 3, "microbatch_size": 2, "budget": 12, "epochs": ROUNDS, "progress": False}
 
 OTHER_FUNCTIONS = {  # that do not say what they return, and return no optimiser
@@ -77,6 +77,18 @@ MADE = {  # those that need more than a learning rate
     "stateless_with_tree_map": lambda: optax.stateless_with_tree_map(lambda g, p: -RATE * g * p),
     "trace": lambda: optax.chain(optax.trace(0.9), optax.scale(-RATE)),
     "with_extra_args_support": lambda: optax.with_extra_args_support(optax.sgd(RATE)),
+}
+JUDGED = {  # those whose parameters are not the point to judge: where that is
+    "lookahead": lambda state, pair: optax.LookaheadParams.init_synced(pair.slow),
+    "sam": lambda state, params: state.cache if state.steps_since_sync else params,
+    **dict.fromkeys(
+        ("schedule_free", "schedule_free_adamw", "schedule_free_sgd"),
+        contrib.schedule_free_eval_params,
+    ),
+}
+STARTS_KEPT = {  # whose state keeps parameters that are no point to judge: where they began
+    *("cocob", "dog", "dowg", "madgrad", "mechanize", "prodigy"),
+    *("scale_by_cocob", "scale_by_madgrad"),
 }
 TAKES_VALUE = {"momo", "momo_adam", "polyak_sgd", "reduce_on_plateau", "scale_by_polyak"}
 
@@ -173,10 +185,10 @@ def plain(optimizer, params, *, takes_value=False):
         return optax.apply_updates(params, updates), state
 
     now = jax.tree.map(jnp.asarray, params)
-    now = now, optimizer.init(now)
+    after = [(now, optimizer.init(now))]
     for _ in range(ROUNDS):
-        now = step(*now)
-    return now[0]
+        after.append(step(*after[-1]))
+    return after
 
 
 def assert_close(found, wanted):
@@ -196,10 +208,11 @@ WALKED = [
 @jax.numpy_rank_promotion("allow")  # as of scale_by_distance_over_gradients
 def test_rounds_update_as_optax_does(name, local, float64):
     params = params_of(name)
-    wanted = plain(made(name), params, takes_value=name in TAKES_VALUE)
+    wanted, state = plain(made(name), params, takes_value=name in TAKES_VALUE)[-1]
     found = hetjax.fit(loss_fn, params, made(name), DATA, local=local, **FIELDS)
     assert found.summary["rounds"] == ROUNDS
-    assert_close(getattr(found.params, "slow", found.params), getattr(wanted, "slow", wanted))
+    assert_close(jax.tree.map(lambda x: x[0], found.state.params), wanted)
+    assert_close(found.params, JUDGED.get(name, lambda state, params: params)(state, wanted))
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -221,11 +234,12 @@ def test_an_argument_goes_to_the_parts_of_a_chain_that_take_it(float64):
         hetjax.fit(loss_fn, PARAMS, optax.chain(sam(), plateau), DATA, **FIELDS)
     hidden = optax.chain(optax.GradientTransformation(*sam()), plateau)
     found = hetjax.fit(loss_fn, PARAMS, hidden, DATA, **FIELDS)
-    assert_close(found.params, plain(hidden, PARAMS, takes_value=True))
+    wanted = plain(hidden, PARAMS, takes_value=True)[-1][0]
+    assert_close(jax.tree.map(lambda x: x[0], found.state.params), wanted)
     inner = optax.MultiSteps(optax.polyak_sgd(), 2, accumulator_dtype=np.float64)
     as_tuple = inner.gradient_transformation()  # which does not say that it takes more
     found = hetjax.fit(loss_fn, PARAMS, as_tuple, DATA, **FIELDS)
-    assert_close(found.params, plain(as_tuple, PARAMS, takes_value=True))
+    assert_close(found.params, plain(as_tuple, PARAMS, takes_value=True)[-1][0])
 
 
 def test_what_a_run_with_lookahead_hands_out_are_the_slow_parameters(tmp_path, float64):
@@ -265,6 +279,21 @@ def test_what_a_run_with_lookahead_hands_out_are_the_slow_parameters(tmp_path, f
     np.testing.assert_array_equal(trained.kernel[...], slow["kernel"])
     with pytest.raises(ValueError, match=r"\(lookahead\) fails.*LookaheadParams\.init_synced"):
         hetjax.fit(of_fast, slow, optax.lookahead(optax.sgd(RATE), 2, 0.5), DATA, **FIELDS)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")  # Optax's own
+@pytest.mark.parametrize("name", sorted(FACTORIES.keys() - REFUSED - {"lookahead"}))
+def test_whose_state_keeps_parameters_is_known(name, float64):
+    params = jax.tree.map(jnp.asarray, params_of(name))
+    kept = jax.tree.leaves(made(name).init(params))
+    own = [leaf.shape for leaf in jax.tree.leaves(params)]
+    keeps = any(leaf.shape in own and np.array_equal(leaf, params["w"]) for leaf in kept)
+    assert keeps == (name in JUDGED.keys() | STARTS_KEPT)
+
+
+def test_no_function_of_optax_for_the_point_to_judge_is_missed():
+    names = {name for module in (optax, contrib) for name in vars(module) if "eval_params" in name}
+    assert names == {"schedule_free_eval_params"}
 
 
 def test_an_own_optimiser_is_looked_at_before_the_first_round():

@@ -18,7 +18,7 @@ from hetjax.checkpoints import checkpoint
 from hetjax.processes import gathering
 from hetjax.records import evaluations, workdir
 from hetjax.report import bilevel as report_lib
-from hetjax.rounds import resume, round_report
+from hetjax.rounds import judged, resume, round_report
 from hetjax.training import task as task_lib
 
 FILES = {UPPER: "upper_rounds.jsonl", LOWER: "lower_rounds.jsonl"}
@@ -108,6 +108,7 @@ class OuterSteps(task_lib.Task):
 
     def step(self, asks: task_lib.Asks, meanwhile: Callable[[], None]) -> gathering.Request:
         run, x = self._run, self.state.x  # which stays: the update makes another
+        self._point = judged.of(x, self.state.opt, rows=True)
         new, step = run.step(self.state, asks=asks)
         info = run.own_row(step.info)
         _check(info, self.steps_done)
@@ -127,7 +128,7 @@ class OuterSteps(task_lib.Task):
         upper_loss = {summary_lib.UPPER_LOSS: self._numbers["upper_loss"]}
         if not (self.summary.is_better(upper_loss) or self._has_sets):
             return
-        params = run.params(self.state, self._x)
+        params = run.params(self.state, self._point)
         values = self._judge(params, self.steps_done - 1, **upper_loss)
         self._eval = values if self.evaluate else None
 

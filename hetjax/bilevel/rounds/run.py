@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import optax
 
-from hetjax import digests, types
+from hetjax import digests, messages, types
 from hetjax import mesh as mesh_lib
 from hetjax.bilevel import machine, per_example
 from hetjax.bilevel.problem import LOWER, UPPER, Bilevel, What
@@ -17,7 +17,7 @@ from hetjax.bilevel.rounds import level, stepping
 from hetjax.bilevel.rounds import setup as setup_lib
 from hetjax.inputs import extra_arguments
 from hetjax.processes import gathering, waits
-from hetjax.rounds import round_report
+from hetjax.rounds import judged, round_report
 from hetjax.rounds import state as state_lib
 
 
@@ -110,9 +110,13 @@ class BilevelRun:
     @jax.transfer_guard("allow")
     def init(self) -> BilevelState:
         """The state before the first outer step; compiles the first kind of round of each level."""
+        x = self._placed(self.x)
+        opt = self._placed(jax.tree.map(np.asarray, self.optimizer.init(self.x)))
+        if (text := judged.told(x, opt)) and self.setup.where.leads:
+            messages.say(text)
         return BilevelState(
-            self._placed(self.x),
-            self._placed(jax.tree.map(np.asarray, self.optimizer.init(self.x))),
+            x,
+            opt,
             None,
             self.levels[UPPER].init(),
             self.lower.init(),
@@ -138,10 +142,11 @@ class BilevelRun:
 
         Args:
             state: whose they are.
-            x: the one that y was reached at, of the workers; None: the state's.
+            x: the one that y was reached at, of the workers; None: the state's, where it is judged.
         """
         y = self.y0 if state.kept is None else self.read(state.kept.y)
-        return {"x": per_example.plain(self.read(state.x if x is None else x)), "y": y}
+        point = judged.of(state.x, state.opt, rows=True) if x is None else x
+        return {"x": per_example.plain(self.read(point)), "y": y}
 
     @jax.transfer_guard("allow")
     def step(

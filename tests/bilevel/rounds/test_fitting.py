@@ -264,3 +264,15 @@ def test_a_hypergradient_that_is_none_is_refused():
     x = {**problems.start()[0], "ridge": np.full(1, 3.0)}
     with pytest.raises(hetjax.NonFiniteError, match=r"outer step .*: the hypergradient is not"):
         fit(steps=2, estimator=estimator, x=x, tx=optax.sgd(0.1))
+
+
+def test_x_is_judged_where_its_optimiser_says(float64, tmp_path, capfd):
+    free = optax.contrib.schedule_free_sgd(0.2)
+    result = fit(tx=free, workdir=tmp_path)
+    assert "evaluated and returned: schedule_free_eval_params" in capfd.readouterr().err
+    opt, x = jax.tree.map(lambda leaf: np.asarray(leaf)[0], (result.state.opt, result.state.x))
+    point = optax.contrib.schedule_free_eval_params(opt, x)
+    for found in (result, hetjax.load(tmp_path)):
+        for a, b in zip(*map(jax.tree.leaves, (found.params["x"], point)), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-12)
+    assert not np.allclose(jax.tree.leaves(point)[0], jax.tree.leaves(x)[0])
