@@ -23,11 +23,8 @@ A bilevel run has them of each level.
 """
 
 
-GOES_ON: dict[str, Any] = {
-    "may_differ": ("checkpoint", "cluster", "quota", "rules"),  # `rules` update nothing
-    "may_begin": ("ema",),
-}
-"""What of a run may be otherwise when it is gone on from, as `check` takes it."""
+MAY_DIFFER = ("best_by", "best_mode", "checkpoint", "cluster", "ema", "quota", "rules")
+"""Groups of which a run may be resumed with other values; `rules` update nothing."""
 
 
 def check(
@@ -36,7 +33,6 @@ def check(
     *,
     may_differ: Sequence[str] = (),
     may_grow: Sequence[str] = (),
-    may_begin: Sequence[str] = (),
     way: str = "give another directory",
 ) -> None:
     """Sees that the run in a directory has this configuration, where its `config.json` says which.
@@ -46,7 +42,6 @@ def check(
         config: plain values.
         may_differ: groups of fields that may have other values there.
         may_grow: numbers that may be smaller there; 0 is no limit.
-        may_begin: numbers that may be 0 there, or here, of what is not kept.
         way: what to do where it has another one.
 
     Raises:
@@ -57,8 +52,7 @@ def check(
         if theirs is None:
             return
         config = config | {name: theirs[name] for name in may_grow if grown(theirs, config, name)}
-        begun = [name for name in may_begin if not (theirs.get(name) and config.get(name))]
-        theirs, ours = (_without(each, (*may_differ, *begun)) for each in (theirs, config))
+        theirs, ours = (_without(each, may_differ) for each in (theirs, config))
         _check_given(theirs, ours, way)
     except (OSError, json.JSONDecodeError, AttributeError) as error:
         raise unusable(workdir, error) from error

@@ -10,6 +10,7 @@ import numpy as np
 
 from hetjax import debugging, digests, parts, trees, types
 from hetjax.data import choosing, passes, sources
+from hetjax.inputs import fingerprint
 from hetjax.losses import loss as losses_lib
 from hetjax.losses import stateful
 
@@ -151,7 +152,7 @@ class Evaluator:
         progress: bool = False,
         batch_size: int = _BATCH_SIZE,
     ) -> None:
-        self._on_batch, self._num_done = on_batch, 0
+        self._on_batch, self._num_done, self._source = on_batch, 0, source
         self._feed = choosing.evaluation_feed(
             source, device, num_readers=num_readers, progress=progress
         )
@@ -160,45 +161,30 @@ class Evaluator:
         padding = passes.filling(ids[: -len(ids) % batch_size])  # no copies: metrics may compare
         self._rows = np.concatenate([ids, padding]).reshape(-1, batch_size)
         first = self._feed.load(0, self._rows[0])
-        self._look(metrics_fn, params, first)
-        self.names = sorted(self._zeros)
+        self._functions = _check_metrics(metrics_fn, params, first.examples)
+
+        def sums(params: types.PyTree, microbatch: types.Microbatch) -> Any:
+            made = _sums(metrics_fn, params, microbatch)
+            self._zeros = jax.tree.map(lambda like: np.zeros(like.shape, like.dtype), made)
+            return made
+
+        # By what is computed now: what the function reads from outside may have changed.
+        call = sums, (params, first)
+        self._program = "" if debugging.is_on() else digests.of_programs(call)
+        if debugging.is_on():
+            debugging.shapes(sums, params, first)
+        self._add, self.names = _adder(metrics_fn, program=self._program), sorted(self._zeros)
         if not debugging.is_on():  # nothing to compile
             placed = jax.device_put(params, device)
             jax.block_until_ready(self._add(placed, first, self._zeros))
 
-    def _look(self, metrics_fn: MetricsFn, params: types.PyTree, first: types.Microbatch) -> None:
-        """By what the function computes now: what it reads from outside may have changed."""
-        if not callable(metrics_fn) or not parts.takes(metrics_fn, 2):
-            raise ValueError(_no_metrics(metrics_fn, "(params, examples)"))
-        wrong = ""
-
-        def sums(params: types.PyTree, microbatch: types.Microbatch) -> Any:
-            nonlocal wrong
-            found = metrics_fn(params, microbatch.examples)
-            if wrong := _wrong_with(found, len(microbatch.example_ids)):
-                return ()
-            of_means = {n: v.function for n, v in found.items() if isinstance(v, types.OfMeans)}
-            made = _sums(found, microbatch)
-            zeros = jax.tree.map(lambda like: np.zeros(like.shape, like.dtype), made)
-            self._functions, self._zeros = of_means, zeros
-            return made
-
-        try:
-            if debugging.is_on():
-                debugging.shapes(sums, params, first)
-                self._add = _adder(metrics_fn)
-            else:
-                program = digests.of_programs((sums, (params, first)))
-                self._add = _adder(metrics_fn, program=program)
-        except TypeError as error:
-            if "not callable" not in str(error):
-                raise
-            raise ValueError(
-                f"metrics_fn {parts.path_of(metrics_fn)} called what is no function ({error}); it "
-                f"is given parameters, and no model: {_MADE_BY}"
-            ) from error
-        if wrong:
-            raise ValueError(f"metrics_fn returned {wrong}")
+    def digests(self, name: str) -> dict[str, str]:
+        """Of the source, which is called `name`, and of what is computed of it, by words."""
+        found = {f"the set {name!r}": f"{len(self._source)} {fingerprint.of_data(self._source)}"}
+        if self._program:  # none in debugging; another JAX writes it otherwise
+            named = [f"{name} {parts.path_of(of)}" for name, of in sorted(self._functions.items())]
+            found[f"metrics of {name!r}, by JAX {jax.__version__}"] = f"{self._program} {named}"
+        return found
 
     def __call__(self, params: types.PyTree) -> dict[str, float]:
         """Returns `{name: mean, or function of means}`; `params` without worker axis."""
@@ -230,7 +216,7 @@ def _of_means(name: str, function: Callable[..., float], means: list[float]) -> 
 
 
 def _sums(
-    found: dict[str, Any], microbatch: types.Microbatch
+    metrics_fn: MetricsFn, params: types.PyTree, microbatch: types.Microbatch
 ) -> dict[str, list[tuple[jax.Array, jax.Array]]]:
     """`(sum of weight * value, sum of weights)` of each part of a metric in a microbatch."""
 
@@ -240,6 +226,7 @@ def _sums(
         totals = losses_lib.weigh(values.astype(wide), weights, microbatch.example_mask)
         return jnp.sum(totals[0]), jnp.sum(totals[1])
 
+    found = metrics_fn(params, microbatch.examples)
     return {name: [pair(part) for part in _parts(value)] for name, value in found.items()}
 
 
@@ -249,41 +236,57 @@ def _parts(value: Any) -> tuple[Any, ...]:
 
 
 @_once_a_function
-def _adder(
-    metrics_fn: MetricsFn, program: str = ""
-) -> Callable[[types.PyTree, types.Microbatch, Any], Any]:
-    """`(params, microbatch, totals) -> totals`, jitted; the same for the same function, as long as
-    it computes the same: `program` is a digest of that."""
-    del program
+def _adder(metrics_fn: MetricsFn, program: str) -> Callable[..., Any]:
+    """`(params, microbatch, totals) -> totals`, jitted; the same for the same function, while it
+    computes the same, of which `program` is a digest."""
 
     def add(params: types.PyTree, microbatch: types.Microbatch, totals: Any) -> Any:
-        sums = _sums(metrics_fn(params, microbatch.examples), microbatch)
-        return jax.tree.map(jnp.add, totals, sums)
+        return jax.tree.map(jnp.add, totals, _sums(metrics_fn, params, microbatch))
 
     return jax.jit(add)
 
 
-def _wrong_with(found: Any, batch_size: int) -> str:
-    """Why no means can be taken of what a function of metrics returned; "": they can."""
-    if not isinstance(found, dict):
-        kind = type(jax.eval_shape(lambda: found)).__name__
-        return f"{kind}; it must return a dict of f32[B]"
-    for name, value in found.items():
+def _check_metrics(
+    metrics_fn: MetricsFn, params: types.PyTree, examples: Any
+) -> dict[str, Callable[..., float]]:
+    """Refuses what no mean can be taken of; the functions of those metrics that are of means."""
+    if not callable(metrics_fn) or not parts.takes(metrics_fn, 2):
+        raise ValueError(_no_metrics(metrics_fn, "(params, examples)"))
+    batch_size = jax.tree.leaves(examples)[0].shape[0]
+    try:
+        values = debugging.shapes(metrics_fn, params, examples)
+    except TypeError as error:
+        if "not callable" not in str(error):
+            raise
+        raise ValueError(
+            f"metrics_fn {parts.path_of(metrics_fn)} called what is no function ({error}); it is "
+            f"given parameters, and no model: {_MADE_BY}"
+        ) from error
+    if not isinstance(values, dict):
+        raise ValueError(
+            f"metrics_fn returned {type(values).__name__}; it must return a dict of f32[B]"
+        )
+    for name, value in values.items():
         for part in _parts(value):
-            values, weights = part if isinstance(part, tuple) and len(part) == 2 else (part, None)
-            shape = getattr(values, "shape", ())
-            fits = shape == (batch_size,) if weights is None else _shape_of(weights) == shape
-            is_real = not any(
-                jax.dtypes.issubdtype(getattr(each, "dtype", np.bool_), np.complexfloating)
-                for each in (values, weights)
-            )
-            if not (is_real and fits and shape[:1] == (batch_size,)):
-                with_weights = "" if weights is None else f", with weights {_shape_of(weights)}"
-                return (
-                    f"{name!r} of shape {shape}{with_weights}; it must be real numbers, "
-                    f"[{batch_size}], or (values, weights), both [{batch_size}, …]"
-                )
-    return ""
+            _check_part(name, part, batch_size)
+    return {name: v.function for name, v in values.items() if isinstance(v, types.OfMeans)}
+
+
+def _check_part(name: str, value: Any, batch_size: int) -> None:
+    values, weights = value if isinstance(value, tuple) and len(value) == 2 else (value, None)
+    shape = getattr(values, "shape", ())
+    fits = shape == (batch_size,) if weights is None else _shape_of(weights) == shape
+    is_real = not any(
+        jax.dtypes.issubdtype(getattr(each, "dtype", np.bool_), np.complexfloating)
+        for each in (values, weights)
+    )
+    if is_real and fits and shape[:1] == (batch_size,):
+        return
+    with_weights = "" if weights is None else f", with weights {_shape_of(weights)}"
+    raise ValueError(
+        f"metrics_fn returned {name!r} of shape {shape}{with_weights}; it must be real numbers, "
+        f"[{batch_size}], or (values, weights), both [{batch_size}, …]"
+    )
 
 
 _MADE_BY = "hetjax.nnx_metrics(model, …) and hetjax.linen_metrics(…) make one of a Flax model"

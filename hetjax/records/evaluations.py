@@ -1,5 +1,6 @@
 """The sets that a run is evaluated on, and which evaluation is the best."""
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -154,6 +155,12 @@ class Evaluations:
 
     def __bool__(self) -> bool:
         return bool(self._of_sets) and self._leads()
+
+    @functools.cached_property
+    def digests(self) -> dict[str, str]:
+        """Of each set, and of the metrics of it, by words."""
+        of_sets = [evaluator.digests(name) for name, evaluator in self._of_sets.items()]
+        return {name: digest for of_set in of_sets for name, digest in of_set.items()}
 
     @property
     def names(self) -> dict[str, list[str]]:

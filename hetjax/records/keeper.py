@@ -102,7 +102,7 @@ class Search:
         )
         if is_finished and not (is_restarted() or grown):
             saved = None
-        how = {**recorded.GOES_ON, "may_grow": self.may_grow} if saved else {}
+        how = {"may_differ": recorded.MAY_DIFFER, "may_grow": self.may_grow} if saved else {}
         way = f"give another directory, or resume={OVERWRITE!r} to write over it"
         recorded.check(self.workdir, self.config, way=way, **how)
         if about is not None and (saved is not None or is_finished):
@@ -222,6 +222,7 @@ class Keeper:
         params: types.PyTree,
         best_params: types.PyTree,
         finished: bool,
+        evaluation: dict[str, str],
         **about: Any,
     ) -> dict[str, Any]:
         """What is said of a state that is saved, or handed on.
@@ -231,6 +232,7 @@ class Keeper:
             params: of the form in which `hetjax.load` returns them.
             best_params: of the run so far; None: there are none.
             finished: whether the run is at its end.
+            evaluation: digests of what the best is judged by.
             about: what else is known of the run.
         """
         return about | {
@@ -240,6 +242,7 @@ class Keeper:
             "has_best": best_params is not None,
             "form": leaves.form_of(params),
             "fingerprint": self._fingerprint,
+            "evaluation": evaluation,
             "saved": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             "solutions": self._setup.company.solved.save(),
             "versions": arguments.versions(),

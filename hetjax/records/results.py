@@ -79,14 +79,19 @@ class FitResult(SavedRun):
     """Of all workers, leaves `[num_workers, ...]`; `fit(..., init_state=…)` goes on from it."""
 
 
-def load(workdir: str | pathlib.Path) -> SavedRun:
+def load(
+    workdir: str | pathlib.Path, *, like: types.PyTree = None, like_state: types.PyTree = None
+) -> SavedRun:
     """A run of `fit` or of `experiments.train`, from its workdir; it may still be running.
 
     Args:
         workdir: of the run. Parameters are those of its newest checkpoint, on the host.
+        like: parameters of the same model, for their containers: arrays or shapes. Without them
+            dicts stand for named tuples and for classes that JAX knows, such as Equinox modules.
+        like_state: the same of the model's state.
 
     Raises:
-        ValueError: there is no run, or no whole checkpoint of it.
+        ValueError: there is no run, or no whole checkpoint of it, or it is of another model.
 
     Example:
         >>> run = hetjax.load("runs/mnist")  # doctest: +SKIP
@@ -110,22 +115,33 @@ def load(workdir: str | pathlib.Path) -> SavedRun:
         average = state_lib.narrowed(average, model)
     if np.ndim(saved.arrays["train/progress_rounds"]):  # of replicas that differ
         model, average = state_lib.mean_of_rows((model, average))
-    (params, state), (best, best_state) = model, model
+    best = model
     if saved.about["has_best"]:
-        best, best_state = _model(saved, "best_params", "best_model_state")
+        best = _model(saved, "best_params", "best_model_state")
+    model, best, average = (
+        types.Model(*map(_within, (like, like_state), each)) for each in (model, best, average)
+    )
     summary = workdir / "summary.json"
     return SavedRun(
-        params=params,
-        best_params=best,
+        params=model.params,
+        best_params=best.params,
         summary=files.read_json(summary) if summary.is_file() else {},
         history=workdir_lib.whole_lines(workdir / workdir_lib.METRICS)[0],
         config=files.read_json(workdir / "config.json"),
         workdir=workdir,
-        model_state=state,
-        best_model_state=best_state,
+        model_state=model.state,
+        best_model_state=best.state,
         ema_params=average.params,
         ema_model_state=average.state,
     )
+
+
+def _within(like: types.PyTree, tree: types.PyTree) -> types.PyTree:
+    """A tree of arrays in the containers of another one."""
+    if like is None or not jax.tree.leaves(tree):
+        return tree
+    on_host = jax.tree.map(lambda x: np.broadcast_to(np.zeros((), x.dtype), x.shape), like)
+    return leaves.unflatten(on_host, leaves.flatten(tree))
 
 
 def _model(saved: checkpoint.Saved, params: str, state: str) -> types.Model:

@@ -37,7 +37,7 @@ class Summary:
     ) -> None:
         self.clock = 0.0  # seconds of all steps; it stands still during evaluations
         self.stopped_by: str | None = None
-        self._setup, self._started, self._judge = setup, started, judge
+        self._setup, self._started, self.judge = setup, started, judge
         self.begins = begins
         self._first_secs: float | None = None  # from then to the end of the first step
         self._eval: dict[str, float] = {}
@@ -74,14 +74,9 @@ class Summary:
         self._eval, self._best = _numbers(saved["eval"]), _numbers(saved["best"])
         return self._eval
 
-    @property
-    def judges_average(self) -> bool:
-        """Whether it is an average of the parameters that is judged."""
-        return self._judge.of_average
-
     def is_better(self, values: Mapping[str, float]) -> bool:
         """Whether an evaluation is better than the best so far."""
-        return self._judge.is_better(values, {k[5:]: v for k, v in self._best.items()})
+        return self.judge.is_better(values, {k[5:]: v for k, v in self._best.items()})
 
     def evaluated(self, values: dict[str, float], **beside: float) -> bool:
         """Takes an evaluation in; whether it is the best so far.
@@ -116,7 +111,7 @@ class Summary:
             "interrupted": interrupted,
             "stopped_by": self.stopped_by,
             **({"resumed": self._resumed} if self._resumed else {}),
-            **({"judged_by": self._judge.metric} if self._judge.metric else {}),
+            **({"judged_by": self.judge.metric} if self.judge.metric else {}),
             "emulated": setup.speeds.emulated,
             "clock": "virtual" if setup.speeds.clock.virtual else "wall",
             "num_workers": len(setup.where.devices),

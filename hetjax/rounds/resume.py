@@ -49,7 +49,7 @@ def to_arrays(
             rows = jax.tree.map(lambda leaf: leaf[:1], rows)
         arrays |= leaves.flatten(rows, name)
     if judged.differs(train.opt_state):
-        rows = judged.of(train.params, train.opt_state, rows=True)
+        rows = judged.of(train.params, train.opt_state)
         arrays |= leaves.flatten(read(rows), JUDGED)
     return arrays | rounds_to_arrays(state.rounds) | best_to_arrays(best)
 
@@ -118,7 +118,9 @@ def newest(
             f"restore: there is no whole checkpoint in {str(directory)!r}; give a run's workdir"
         )
     way = "give the directory of another run, or take init()"
-    recorded.check(directory.parent, config, may_grow=MAY_GROW, way=way, **recorded.GOES_ON)
+    recorded.check(
+        directory.parent, config, may_grow=MAY_GROW, way=way, may_differ=recorded.MAY_DIFFER
+    )
     check_workers(saved, setup)
     solved, kept = setup.company.solved.save(), saved.about.get("solutions", {})
     others = [name for name in solved if name in kept and solved[name] != kept[name]]
@@ -201,7 +203,7 @@ def from_train(train: Any, setup: setup_lib.Setup) -> types.TrainState:
     like = own._replace(memory=(), worker=())
     given = state_lib.all_rows(train._replace(memory=(), worker=()))
     if bool(given.average) != bool(own.average):  # begins here, or is not asked for
-        point = judged.of(given.params, given.opt_state, rows=True)
+        point = judged.of(given.params, given.opt_state)
         average = state_lib.begun_average(point, given.model_state) if own.average else ()
         given = given._replace(average=average)
     try:
@@ -260,11 +262,15 @@ def from_arrays(
 
 def _with_average(saved: checkpoint.Saved, setup: setup_lib.Setup) -> dict[str, np.ndarray]:
     """The arrays of a checkpoint; an average that it lacks begins at its parameters, one that this
-    run does not keep is left out, and either is told."""
+    run does not keep is left out, one by another `ema` goes on, and each is told."""
     has, keeps = any(name.startswith(AVERAGE) for name in saved.arrays), setup.config.ema > 0
+    done, before = f"in the checkpoint of round {saved.about['rounds']}", saved.about.get("ema")
     if has == keeps:
+        if has and before not in (None, setup.config.ema) and setup.where.leads:
+            messages.say(
+                f"ema={setup.config.ema:g} from here on; the average {done} is by {before:g}"
+            )
         return saved.arrays
-    done = f"in the checkpoint of round {saved.about['rounds']}"
     if keeps:
         text = f"ema={setup.config.ema:g} begins at the parameters {done}, which holds no average"
     else:

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 import optax
 
-from hetjax import debugging, digests, types
+from hetjax import debugging, digests, messages, types
 from hetjax import mesh as mesh_lib
 from hetjax.checkpoints import checkpoint
 from hetjax.data import stream
@@ -181,9 +181,9 @@ class Run(engine.Engine):
         Returns:
             A pytree without worker axis, and `{name: distance}` of the replicas or None.
         """
+        rows = judged.of(state.train.params, state.train.opt_state)
         if self.setup.methods.reducer.keeps_replicas_equal:
-            return judged.own(state.train), None
-        rows = judged.of(state.train.params, state.train.opt_state, rows=True)
+            return mesh_lib.own_row(rows), None
         return state_lib.consensus(rows, self.setup.where.own_device)
 
     def model_state(self, state: RunState) -> types.PyTree:

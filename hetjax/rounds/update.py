@@ -76,7 +76,7 @@ def update(
         final = trees.select(changes, new, state)
         final = final._replace(memory=trees.select(changes, *memories))
         if how.ema:
-            point = form.each(judged.of)(final.params, final.opt_state)
+            point = form.each(judged.row)(final.params, final.opt_state)
             model = jax.lax.optimization_barrier(types.Model(point, final.model_state))
             average = jax.tree.map(functools.partial(_averaged, how.ema), state.average, model)
             final = final._replace(average=trees.select(changes, average, state.average))

@@ -63,6 +63,7 @@ class Driver:
             task.begin()
         else:
             task.go_on(start.saved, lines, later)
+            task.look_at_best(start.saved.about)
             task.summary.stopped_by = start.stopped_by
         told_of = self._told_of(task.steps_done)
         self._callbacks = callbacks_lib.Callbacks([*callbacks, *hearing.callbacks(told_of)])
@@ -302,6 +303,7 @@ class Driver:
             **saved,
             done=task.steps_done,
             best_params=task.best,
+            evaluation=task.evaluation(),
             finished=self._is_finished,
             stopped_by=self._stopped_by,
             summary=task.summary.save(),

@@ -153,7 +153,7 @@ class Training(task_lib.Task):
             return
         self._measured["eval"] = values
         if self.summary.evaluated(values):
-            self.best = jax.device_get(average if self.summary.judges_average else model)
+            self.best = jax.device_get(average if self.summary.judge.of_average else model)
         about = {"summary": self.summary.save(), "evaluated_at": self._evaluated_at}
         self.setup.company.meeting.keep(resume.best_to_arrays(self.best), about)
 
@@ -191,7 +191,7 @@ class Training(task_lib.Task):
         found = []
         for worker in range(self._run.num_workers):
             train = self.state.train
-            rows = judged.of(train.params, train.opt_state, rows=True)
+            rows = judged.of(train.params, train.opt_state)
             if self.setup.is_stateful:
                 rows = types.Model(rows, train.model_state)
             replica = state_lib.worker_row(rows, worker)
@@ -268,6 +268,7 @@ class Training(task_lib.Task):
             "params": self.setup.begun.params,
             "model_state": leaves.form_of(self.setup.begun.model_state),
             "quota": resume.policy_of(self.setup),
+            "ema": self.setup.config.ema,
             "source": self.setup.feed.saved(self.state.stream) if self.setup.where.leads else None,
             "examples_recomputed": self.summary.examples_recomputed,
         }

@@ -69,6 +69,23 @@ class Task(abc.ABC):
         """Has what whoever led last has judged; `lines` are those of the steps."""
         del lines
 
+    def evaluation(self) -> dict[str, str]:
+        """Digests of what the best is judged by, by words."""
+        return self.evaluate.digests | {"best_by": str(self.summary.judge)}
+
+    def look_at_best(self, about: Mapping[str, Any]) -> None:
+        """Forgets the best of a checkpoint that was judged by something else, which is told."""
+        there, here = about.get("evaluation", {}), self.evaluation() if self.evaluate.names else {}
+        others = [name for name in here if there.get(name, here[name]) != here[name]]
+        if others and self.best is not None:
+            self.best = None
+            self.summary.take_judged({"eval": {}, "best": {}})
+            if self.setup.where.leads:
+                messages.say(
+                    f"the best begins anew: in the checkpoint of {self.unit} {about['rounds']} it "
+                    f"is by something else ({', '.join(others)})"
+                )
+
     def compare_sources(self) -> None:
         """Tells of sources that have changed since the run began."""
         for run in self.runs:

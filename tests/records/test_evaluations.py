@@ -7,6 +7,7 @@ import numpy as np
 import optax
 import pytest
 
+import hetjax
 from hetjax.records import evaluations as evaluations_lib
 from tests.rounds import problems
 
@@ -156,3 +157,40 @@ def test_a_replica_whose_loss_is_nan_is_the_worst():
     of_sets = evaluations_lib.Evaluations({"test": None})
     found = [{"test_loss": loss} for loss in (1.0, np.nan, 2.0)]
     assert np.isnan(of_sets.worst(found)["worst_test_loss"])
+
+
+@pytest.mark.parametrize(
+    ("other", "told"),
+    [
+        ({}, ""),
+        ({"eval_source": {"x": np.full(8, 2.0, np.float32)}}, "the set 'test'"),
+        (
+            {"eval_source": {"x": np.ones(4, np.float32)}},
+            "the set 'test', metrics of 'test', by JAX",
+        ),
+        ({"metrics_fn": lambda p, b: {"loss": 3 + 0 * p * b["x"]}}, "metrics of 'test', by JAX"),
+        (
+            {"metrics_fn": lambda p, b: {"loss": hetjax.OfMeans(np.exp, b["x"])}},
+            "metrics of 'test'",
+        ),
+        ({"best_mode": "max"}, "best_by"),
+    ],
+)
+def test_the_best_begins_anew_where_it_is_judged_by_something_else(other, told, tmp_path, capfd):
+    data, start = {"x": np.ones(8, np.float32)}, np.zeros((), np.float32)
+    fields = {"workers": 2, "local": "virtual", "microbatch_size": 2, "budget": 4, "epochs": 4}
+    fields |= {"workdir": tmp_path, "progress": False, "eval_source": data}
+    fields["metrics_fn"] = lambda params, batch: {"loss": batch["x"] + params}  # grows
+
+    def loss_fn(params, batch, rng):
+        return (params - batch["x"]) ** 2
+
+    first = hetjax.fit(loss_fn, start, optax.sgd(0.1), data, max_rounds=2, **fields)
+    assert first.summary["best_test_loss"] == pytest.approx(1.2)
+    result = hetjax.fit(loss_fn, start, optax.sgd(0.1), data, **{**fields, **other})
+    said = capfd.readouterr().err
+    assert ("the best begins anew" in said) == bool(told)
+    assert f"({told}" in said or not told
+    after = [line["eval"]["test_loss"] for line in result.history[2 if told else 0 :]]
+    best = (max if other.get("best_mode") else min)(after)
+    assert result.summary["best_test_loss"] == pytest.approx(best)

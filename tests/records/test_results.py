@@ -2,10 +2,13 @@
 
 import html
 import json
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+import optax
 import pytest
+from flax import core, struct
 
 import hetjax
 from hetjax.checkpoints import leaves
@@ -69,3 +72,53 @@ def test_a_damaged_checkpoint_is_left_where_it_is(tmp_path, capfd):
     victim.write_bytes(b"")
     assert hetjax.load(tmp_path).params is not None
     assert newest.is_dir()
+
+
+class Pair(NamedTuple):
+    w: Any
+    rest: Any = None
+
+
+@struct.dataclass
+class Struct:
+    w: Any
+    of: str = struct.field(pytree_node=False, default="linear")
+
+
+def equinox_module(w):
+    equinox = pytest.importorskip("equinox")
+    return type("Module", (equinox.Module,), {"__annotations__": {"w": Any}})(w)
+
+
+@pytest.mark.parametrize(
+    "made", [Pair, Struct, lambda w: core.freeze({"w": w}), lambda w: [Pair((w,))], equinox_module]
+)
+def test_load_gives_the_containers_of_what_is_like_it(made, tmp_path):
+    data, params = {"x": np.ones((8, 3), np.float32)}, made(np.zeros(3, np.float32))
+
+    def loss_fn(params, state, batch, rng):
+        (w,) = jax.tree.leaves(params)
+        return (batch["x"] @ w - 1) ** 2, jax.tree.map(lambda leaf: leaf + 1, state)
+
+    result = hetjax.fit(
+        *(loss_fn, params, optax.sgd(0.1), data),
+        model_state=params,
+        workdir=tmp_path,
+        workers=2,
+        local="virtual",
+        microbatch_size=2,
+        budget=4,
+        ema=0.5,
+        progress=False,
+    )
+    shapes = jax.eval_shape(lambda: params)
+    names = ("params", "best_params", "ema_params", "model_state", "best_model_state")
+    for like in (params, shapes):
+        loaded = hetjax.load(tmp_path, like=like, like_state=like)
+        for name in (*names, "ema_model_state"):
+            found, wanted = getattr(loaded, name), getattr(result, name)
+            assert jax.tree.structure(found) == jax.tree.structure(wanted)
+            assert all(type(leaf) is np.ndarray for leaf in jax.tree.leaves(found))
+            jax.tree.map(np.testing.assert_array_equal, found, wanted)
+    with pytest.raises(ValueError, match=r"does not fit .* 'v' is missing"):
+        hetjax.load(tmp_path, like={"v": np.zeros(3, np.float32)})

@@ -152,6 +152,31 @@ def test_a_checkpoint_without_an_average_is_gone_on_from(tmp_path, capfd, float6
     assert "is left out: this run has no ema" in capfd.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("before", "now", "said"),
+    [
+        ({}, {"ema": EMA}, "ema=0.9 begins at the parameters in the checkpoint of round 4"),
+        ({"ema": EMA}, {}, "is left out: this run has no ema"),
+        (
+            {"ema": 0.5},
+            {"ema": EMA},
+            "ema=0.9 from here on; the average in the checkpoint of round",
+        ),
+        ({}, {"ema": EMA, "best_by": "ema_loss"}, "the best begins anew: in the checkpoint of"),
+    ],
+)
+def test_a_workdir_is_gone_on_in_with_an_average_or_without(
+    before, now, said, tmp_path, capfd, float64
+):
+    judged = {"eval_source": examples(), "metrics_fn": metrics_fn, "workdir": tmp_path}
+    fit(max_rounds=4, **judged, **before)
+    result = fit(**judged, **now)
+    assert said in capfd.readouterr().err
+    assert result.summary["resumed"][0]["round"] == 4
+    assert distance(result.params, fit().params) == 0
+    assert (result.ema_params is None) == (not now)
+
+
 def test_another_run_goes_on_from_an_average_or_begins_one(float64):
     first = fit(ema=EMA, epochs=1)
     again = fit(ema=EMA, epochs=1, max_rounds=1, init_state=first.state)

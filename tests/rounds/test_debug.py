@@ -77,7 +77,6 @@ def test_evaluations_see_numbers(float64):
     metrics_fn, data = Seen(metrics), problems.classification(30)
     loss_fn = Seen(problems.measured_softmax_loss)
     of_eval = {"eval_source": data, "metrics_fn": metrics_fn, "local": "virtual"}
-    of_eval["eval_every_rounds"] = 1
     check_equal(*both(loss_fn, problems.initial_weights(), data, **of_eval))
     assert metrics_fn.calls > 2
 

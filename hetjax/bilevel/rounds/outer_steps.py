@@ -76,7 +76,8 @@ class OuterSteps(task_lib.Task):
     def go_on(
         self, saved: checkpoint.Saved, lines: Mapping[str, list[workdir.Line]], later: int
     ) -> None:
-        self.state, self.best = saving.from_arrays(self._run, saved), saving.best_of(saved)
+        self.state = saving.from_arrays(self._run, saved)
+        self.best = saving.best_of(self._run, saved)
         self.summary.restore(saved.about)
         self._rounds = sorted(lines[UPPER] + lines[LOWER], key=lambda line: line["start_secs"])
 
@@ -108,7 +109,7 @@ class OuterSteps(task_lib.Task):
 
     def step(self, asks: task_lib.Asks, meanwhile: Callable[[], None]) -> gathering.Request:
         run, x = self._run, self.state.x  # which stays: the update makes another
-        self._point = judged.of(x, self.state.opt, rows=True)
+        self._point = judged.of(x, self.state.opt)
         new, step = run.step(self.state, asks=asks)
         info = run.own_row(step.info)
         _check(info, self.steps_done)

@@ -145,7 +145,7 @@ class BilevelRun:
             x: the one that y was reached at, of the workers; None: the state's, where it is judged.
         """
         y = self.y0 if state.kept is None else self.read(state.kept.y)
-        point = judged.of(state.x, state.opt, rows=True) if x is None else x
+        point = judged.of(state.x, state.opt) if x is None else x
         return {"x": per_example.plain(self.read(point)), "y": y}
 
     @jax.transfer_guard("allow")

@@ -10,6 +10,7 @@ import numpy as np
 from hetjax import digests as digests_lib
 from hetjax import mesh as mesh_lib
 from hetjax import types
+from hetjax.bilevel import per_example
 from hetjax.bilevel.problem import LOWER, UPPER
 from hetjax.bilevel.rounds import level, setup
 from hetjax.bilevel.rounds import run as run_lib
@@ -99,11 +100,12 @@ def from_arrays(run: run_lib.BilevelRun, saved: checkpoint.Saved) -> run_lib.Bil
     return run_lib.BilevelState(**found, **levels, steps_done=saved.about["rounds"])
 
 
-def best_of(saved: checkpoint.Saved) -> types.PyTree:
+def best_of(run: run_lib.BilevelRun, saved: checkpoint.Saved) -> types.PyTree:
     """The best x and y so far, as a checkpoint has them; None: there are none."""
     if not saved.about["has_best"]:
         return None
-    return leaves.build(saved.about["form"], saved.arrays, "best_params")
+    like = jax.device_get({"x": per_example.plain(run.x), "y": run.y0})
+    return leaves.unflatten(like, saved.arrays, "best_params")
 
 
 def digests(run: run_lib.BilevelRun) -> dict[str, Any]:

@@ -65,7 +65,7 @@ class BilevelSummary(summary.Summary):
         """`summary.json`. Times are seconds."""
         run, per_step = self._run, max(state.steps_done, 1)
         of_run = self._of_run(first="first_step", interrupted=interrupted)
-        if self._judge == BY_UPPER_LOSS:
+        if self.judge == BY_UPPER_LOSS:
             del of_run["judged_by"]  # no metric of an evaluation
         return {
             **self._last,

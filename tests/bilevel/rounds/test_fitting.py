@@ -269,7 +269,7 @@ def test_a_hypergradient_that_is_none_is_refused():
 def test_x_is_judged_where_its_optimiser_says(float64, tmp_path, capfd):
     free = optax.contrib.schedule_free_sgd(0.2)
     result = fit(tx=free, workdir=tmp_path)
-    assert "evaluated and returned: schedule_free_eval_params" in capfd.readouterr().err
+    assert "evaluated and returned: schedule_free_eval_params of" in capfd.readouterr().err
     opt, x = jax.tree.map(lambda leaf: np.asarray(leaf)[0], (result.state.opt, result.state.x))
     point = optax.contrib.schedule_free_eval_params(opt, x)
     for found in (result, hetjax.load(tmp_path)):
