@@ -1,6 +1,6 @@
 """The command lines of the programs here: `--help`, and fields that are given like flags.
 
-A program that says `app.run(main, flags_parser=command_line.parse_flags)` prints what it is and
+A program that says `command_line.run(main)` prints what it is and
 all that can be set for `--help`, and ends with status 0; a flag that there is not ends it with
 status 2 and a message.
 """
@@ -9,10 +9,10 @@ import difflib
 import re
 import sys
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
-from absl import flags
+from absl import app, flags
 
 from experiments import option_tables
 from hetjax.config import fields, kinds
@@ -40,6 +40,29 @@ def parse_flags(argv: Sequence[str], *, fields_by: str = "") -> list[str]:
         spelt = list(misplaced_fields(argv[1:], fields_by)) if fields_by else []
         print("\n".join(spelt) or f"{error}. --help shows all flags.", file=sys.stderr)
         sys.exit(MISTAKE)
+
+
+def run(
+    main: Callable[[list[str]], Any],
+    flags_parser: Callable[[list[str]], list[str]] = parse_flags,
+) -> None:
+    """As `absl.app.run`; the next program in the same Python, as in a notebook, has its own flags.
+
+    Args:
+        main: takes what is left of the command line.
+        flags_parser: reads the command line.
+    """
+    try:
+        app.run(main, flags_parser=flags_parser)
+    finally:
+        for module, own in dict(flags.FLAGS.flags_by_module_dict()).items():
+            parent, _, name = module.rpartition(".")
+            if module in sys.modules and not module.startswith("experiments."):
+                continue  # of a library
+            for flag in list(own):
+                delattr(flags.FLAGS, flag.name)
+            if sys.modules.pop(module, None):  # it defines them again when it is imported again
+                delattr(sys.modules[parent], name)
 
 
 def asks_for_help(argv: Sequence[str]) -> bool:

@@ -18,10 +18,11 @@ seed by seed, over the first arm, and the spread is half the distance from the l
 greatest.
 """
 
+import functools
 import pathlib
 import sys
 
-from absl import app, flags
+from absl import flags
 
 from experiments import command_line
 from experiments.comparisons import comparison
@@ -62,4 +63,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    app.run(main, flags_parser=lambda argv: command_line.parse_flags(argv, fields_by="--set="))
+    command_line.run(main, functools.partial(command_line.parse_flags, fields_by="--set="))

@@ -131,4 +131,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    app.run(main, flags_parser=command_line.parse_flags)
+    command_line.run(main)

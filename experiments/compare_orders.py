@@ -95,4 +95,4 @@ def _do(stage: str, tasks: Sequence[Task], directory: pathlib.Path) -> list[str]
 
 
 if __name__ == "__main__":
-    app.run(main, flags_parser=command_line.parse_flags)
+    command_line.run(main)

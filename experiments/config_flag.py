@@ -1,7 +1,7 @@
 """`--config=FILE` and `--config.field=value` for the programs in this directory. A program says
 
     config_flag.define()
-    app.run(main, flags_parser=config_flag.parse_flags)
+    command_line.run(main, config_flag.parse_flags)
 
 and calls `config_flag.get()` in `main`. A user's mistake ends it with a message and status 2. A
 program with fields of its own gives their `Schema` to `define`.
@@ -77,7 +77,7 @@ def define(
 def parse_flags(argv: Sequence[str], *, flag_values: flags.FlagValues = flags.FLAGS) -> list[str]:
     """Parses the command line; ends the program with status 2 where it is wrong.
 
-    The `flags_parser` of `absl.app.run`. Prints all flags and fields for `--help`.
+    The `flags_parser` of `command_line.run`. Prints all flags and fields for `--help`.
     """
     schema = _schema(flag_values)
     if command_line.asks_for_help(argv):

@@ -14,7 +14,7 @@ import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from absl import app, flags
+from absl import flags
 
 from experiments import command_line
 from hetjax import gates, parts, quota, simulate, topology
@@ -337,4 +337,4 @@ def _log_values(ax, least: float, most: float) -> None:
 
 
 if __name__ == "__main__":
-    app.run(main, flags_parser=command_line.parse_flags)
+    command_line.run(main)

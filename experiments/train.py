@@ -11,9 +11,10 @@ import signal
 import sys
 from typing import Any, NoReturn
 
-from absl import app, flags, logging
+from absl import flags, logging
 
-from experiments import config_flag
+from experiments import command_line, config_flag
+from hetjax.config import files
 from hetjax.processes import endings, join, membership, watch
 
 config_flag.define()
@@ -85,9 +86,9 @@ def main(argv: list[str]) -> None:
     workdir = _WORKDIR.value
     if workdir is None:
         _end("--workdir is missing: the directory that gets this run's files.")
-    workdir = pathlib.Path(workdir).expanduser()
     place = None
     try:
+        workdir = files.on_disk(workdir)
         place = membership.find(_PROCESS_ID.value, _NUM_PROCESSES.value, _COORDINATOR.value)
         resume = {"true": True, "false": False}.get(_RESUME.value, _RESUME.value)
         asked = config_flag.is_given("local")
@@ -113,4 +114,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    app.run(main, flags_parser=config_flag.parse_flags)
+    command_line.run(main, config_flag.parse_flags)

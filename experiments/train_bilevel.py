@@ -19,9 +19,9 @@ import sys
 import time
 from typing import Any, NoReturn
 
-from absl import app, flags, logging
+from absl import flags, logging
 
-from experiments import config_flag
+from experiments import command_line, config_flag
 from experiments.bilevel import settings
 from hetjax.config import recorded
 from hetjax.processes import endings, join, membership, watch
@@ -218,9 +218,9 @@ def main(argv: list[str]) -> None:
     config = config_flag.get()
     if _WORKDIR.value is None:
         _end("--workdir is missing: the directory that gets this run's files.")
-    workdir = pathlib.Path(_WORKDIR.value).expanduser()
     place = None
     try:
+        workdir = pathlib.Path(_WORKDIR.value).expanduser()
         place = membership.find(_PROCESS_ID.value, _NUM_PROCESSES.value, _COORDINATOR.value)
         asked = config_flag.is_given("local")
         resume = {"true": True, "false": False}.get(_RESUME.value, _RESUME.value)
@@ -241,4 +241,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    app.run(main, flags_parser=config_flag.parse_flags)
+    command_line.run(main, config_flag.parse_flags)

@@ -156,6 +156,7 @@ class TrainState(NamedTuple):
     )  # f32[W]: examples processed over the nominal examples a round
     model_state: PyTree = ()  # of the model; () where it keeps none
     average: PyTree = ()  # a `Model`: of both over the rounds, float32 or wider; () without `ema`
+    progress_rest: PyTree = ()  # f32[W]: by how much `progress_rounds`, in float32, is too large
 
     @property
     def kept(self) -> Kept:
@@ -234,7 +235,7 @@ class RoundReport:
     host_secs: list[float] | None = None  # of its process, beside compute_secs; None: unknown, [W]
     exchange_secs: float | None = None  # of this process; posting, sums, mixing, update
     eval: dict[str, float] | None = None  # by name, where it was evaluated after this round
-    bytes_sent: int = 0  # by all workers, as the reducer counts them
+    bytes_sent: int = 0  # by all workers, for the reducer and to coordinate the order
     consensus: dict[str, float] | None = None  # distance of the replicas from their mean
     metrics: dict[str, float] | None = None  # of the loss function: means over the round
     learning_rate: float | None = None  # of the round's update, where the optimiser's state has one

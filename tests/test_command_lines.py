@@ -41,6 +41,34 @@ def test_help_says_what_can_be_set_and_ends_well(program):
     assert len(done.stdout.splitlines()) > 5
 
 
+def test_programs_run_one_after_another_in_one_python(tmp_path):
+    """As in a notebook; each has its own flags and defaults."""
+    texts = {path: path.read_text() for path in (ROOT / "experiments").rglob("*.py")}
+    names = [
+        ".".join(p.relative_to(ROOT).with_suffix("").parts)
+        for p in texts
+        if "app.run(" in texts[p] or "command_line.run(main" in texts[p]
+    ]
+    code = f"""
+import runpy, sys
+trains = ["--config=configs/digits.py", "--config.max_rounds=1", "--workdir={tmp_path}"]
+names = [(name, ["--help"]) for name in {names}]
+trained = [("experiments.train", trains), ("experiments.train", trains[:2])]
+for name, arguments in [*trained[:1], *names, *trained, *names[::5]]:
+    sys.argv = [name, *arguments]
+    try:
+        runpy.run_module(name, run_name="__main__")
+    except SystemExit as end:
+        print("ended", name, end.code or 0)
+"""
+    done = run_python("-c", code)
+    assert done.returncode == 0, done.stderr
+    ended = [line.split() for line in done.stdout.splitlines() if line.startswith("ended")]
+    assert len(ended) > len(names) + 3 > 25
+    assert [line[1:] for line in ended if line[2] != "0"] == [["experiments.train", "2"]]
+    assert "--workdir is missing" in done.stderr
+
+
 def test_programs_that_tests_import_have_no_flag_twice():
     imports = set()  # whichever of them the tests of one process import
     for path in ROOT.glob("tests/**/test_*.py"):

@@ -23,8 +23,9 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
-from absl import app, flags, logging
+from absl import flags, logging
 
+from experiments import command_line
 from experiments.benchmarks import accelerator_models, accelerator_processes, accelerator_rounds
 from experiments.benchmarks import rows as rows_lib
 from experiments.benchmarks.accelerator_models import Sizes
@@ -190,4 +191,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    command_line.run(main)

@@ -17,6 +17,7 @@ from absl import app, flags
 
 import hetjax
 import hetjax.quota
+from experiments import command_line
 from experiments.benchmarks.rows import Row, print_tables
 from experiments.bilevel import cleaning, models, settings
 from experiments.bilevel import data as data_lib
@@ -167,4 +168,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    command_line.run(main)

@@ -13,6 +13,8 @@ import subprocess
 
 from absl import app
 
+from experiments import command_line
+
 ROOT = pathlib.Path(__file__).parents[2]
 
 
@@ -91,4 +93,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    command_line.run(main)

@@ -9,9 +9,10 @@ experiments/results/orders/measurements.md keeps the table; the comparison on re
 
 import sys
 
-from absl import app, flags
+from absl import flags
 
 import hetjax
+from experiments import command_line
 
 _ONLY = flags.DEFINE_list("only", [], "Names of groups of rows to measure; all by default.")
 
@@ -33,4 +34,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    command_line.run(main)

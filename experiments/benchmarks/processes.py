@@ -24,6 +24,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 from absl import app, flags, logging
 
+from experiments import command_line
 from experiments.benchmarks import launched_runs
 from experiments.benchmarks import process_arms as arms_lib
 from experiments.benchmarks.launched_runs import SHARES, TASKS
@@ -232,4 +233,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    command_line.run(main)

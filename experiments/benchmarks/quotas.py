@@ -11,9 +11,10 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
-from absl import app, flags, logging
+from absl import flags, logging
 
 import hetjax
+from experiments import command_line
 from experiments.benchmarks import quota_simulation, rows
 
 _ONLY = flags.DEFINE_list("only", [], "Names of groups of rows to measure; all by default.")
@@ -66,4 +67,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    command_line.run(main)

@@ -12,7 +12,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import matplotlib
-from absl import app, flags
+from absl import flags
+
+from experiments import command_line
 
 matplotlib.use("svg")
 
@@ -98,4 +100,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    command_line.run(main)

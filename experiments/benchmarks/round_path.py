@@ -29,7 +29,9 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from absl import app, flags
+from absl import flags
+
+from experiments import command_line
 
 ROOT = pathlib.Path(__file__).parents[2]
 _STEADY_ROUND, _STEADY_STEP = 20, 3  # that are looked at; nothing is compiled in them
@@ -365,4 +367,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    command_line.run(main)

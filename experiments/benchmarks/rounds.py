@@ -14,6 +14,7 @@ from typing import Any
 from absl import app, flags, logging
 
 import hetjax
+from experiments import command_line
 from experiments.benchmarks.rows import Row, print_tables
 
 _ONLY = flags.DEFINE_list("only", [], "Groups to run; all if empty.")
@@ -202,4 +203,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    command_line.run(main)

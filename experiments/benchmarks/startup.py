@@ -19,8 +19,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from absl import app, flags, logging
+from absl import flags, logging
 
+from experiments import command_line
 from experiments.benchmarks.rows import Row, print_tables
 
 _ONLY = flags.DEFINE_list("only", [], "Groups to run; all if empty.")
@@ -224,4 +225,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    command_line.run(main)

@@ -16,8 +16,9 @@ import time
 import types
 from typing import Any, NamedTuple
 
-from absl import app, flags
+from absl import flags
 
+from experiments import command_line
 from experiments.benchmarks import rows
 from experiments.comparisons import kept
 
@@ -209,4 +210,4 @@ if __name__ == "__main__":
     flags.DEFINE_string("data_dir", "", "Where the original files are.")
     flags.DEFINE_list("only", None, "Tasks that are trained, even anew; none: write the table.")
     flags.DEFINE_string("workdir", "runs/tasks", "Gets a directory a task, with its report.")
-    app.run(main)
+    command_line.run(main)

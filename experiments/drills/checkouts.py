@@ -42,8 +42,9 @@ import tempfile
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from absl import app, flags, logging
+from absl import flags, logging
 
+from experiments import command_line
 from experiments.drills import checkout_arms, checkout_outcomes, fault_cases
 from experiments.drills.checkout_arms import Arm
 
@@ -312,4 +313,4 @@ if __name__ == "__main__":
         None,
         "Keeps what the runs leave, and goes on with it; none is kept by default.",
     )
-    app.run(main)
+    command_line.run(main)

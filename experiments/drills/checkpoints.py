@@ -29,8 +29,9 @@ from typing import Any
 import jax
 import numpy as np
 import tqdm
-from absl import app, flags, logging
+from absl import flags, logging
 
+from experiments import command_line
 from hetjax.checkpoints import checkpoint
 
 _MOST_SECS = {"begin": 0.001, "arrays": 0.04, "manifest": 0.01, "commit": 0.001, "prune": 0.002}
@@ -297,4 +298,4 @@ if __name__ == "__main__":
         "File that results are added to.",
     )
     flags.DEFINE_integer("seed", None, "Of the random moments and kinds; None: a new one.")
-    app.run(main)
+    command_line.run(main)

@@ -27,8 +27,9 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from absl import app, flags
+from absl import flags
 
+from experiments import command_line
 from experiments.benchmarks import rows
 from experiments.drills import each_step_traces as traces_lib
 from experiments.drills import each_step_worker
@@ -379,4 +380,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    command_line.run(main)

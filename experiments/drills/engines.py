@@ -29,8 +29,9 @@ from typing import Any
 
 import numpy as np
 import tqdm
-from absl import app, flags
+from absl import flags
 
+from experiments import command_line
 from experiments.comparisons import kept
 from experiments.drills import engine_gangs, engine_program, engine_slurm, fault_cases
 
@@ -296,4 +297,4 @@ if __name__ == "__main__":
     flags.DEFINE_integer("trials", 20, "Of each engine, with those that are kept already.", 0)
     flags.DEFINE_float("minutes", np.inf, "After so many no trial begins.", 0)
     flags.DEFINE_string("results", str(RESULTS), "Directory that lines are added to.")
-    app.run(main)
+    command_line.run(main)

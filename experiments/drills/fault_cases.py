@@ -379,8 +379,7 @@ def are_bit_equal(first: pathlib.Path, second: pathlib.Path) -> bool:
 
 
 if __name__ == "__main__":
-    from absl import app
+    from experiments import command_line, config_flag
+    from experiments import train as _defines_its_flags  # noqa: F401
 
-    from experiments import config_flag, train  # noqa: F401  (train defines its flags)
-
-    app.run(main, flags_parser=config_flag.parse_flags)
+    command_line.run(main, config_flag.parse_flags)

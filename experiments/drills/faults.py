@@ -27,8 +27,9 @@ from typing import Any
 
 import numpy as np
 import tqdm
-from absl import app, flags, logging
+from absl import flags, logging
 
+from experiments import command_line
 from experiments.drills import fault_cases, fault_gangs, fault_holds, fault_raises
 from experiments.drills.fault_gangs import Record, Session
 
@@ -294,4 +295,4 @@ if __name__ == "__main__":
     flags.DEFINE_integer("seed", None, "Of the random choices; None: a new one.")
     flags.DEFINE_bool("again", False, "Resume: combinations that are done, too.")
     flags.DEFINE_bool("show", False, "Print what each gang and each configuration printed.")
-    app.run(main)
+    command_line.run(main)

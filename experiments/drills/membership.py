@@ -32,10 +32,10 @@ from typing import Any
 
 import numpy as np
 import optax
-from absl import app, flags
+from absl import flags
 
 import hetjax
-from experiments import problems
+from experiments import command_line, problems
 from experiments.benchmarks import rows
 from hetjax import quota
 
@@ -393,4 +393,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    command_line.run(main)

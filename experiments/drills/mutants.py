@@ -33,8 +33,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import tqdm
-from absl import app, flags
+from absl import flags
 
+from experiments import command_line
 from experiments.drills import mutant_list
 from experiments.drills.mutant_list import Mutant, NotFoundError
 
@@ -339,4 +340,4 @@ if __name__ == "__main__":
     flags.DEFINE_string(
         "results", "experiments/results/mutants/runs.jsonl", "File that lines are added to."
     )
-    app.run(main)
+    command_line.run(main)

@@ -43,8 +43,7 @@ class Saved(NamedTuple):
 class Checkpoints:
     """Writes checkpoints into a directory, one after another, in a background thread.
 
-    A directory belongs to one run, and one process writes to it. It is made with mode 0700,
-    and so is every checkpoint in it.
+    A directory belongs to one run, and one process writes to it. The umask says who may read it.
 
     Args:
         directory: made if it does not exist.
@@ -68,10 +67,9 @@ class Checkpoints:
         self._keep, self._meanwhile = keep, meanwhile
         self._on_stage = on_stage or (lambda stage: None)
         try:
-            self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._directory.chmod(0o700)
+            self._directory.mkdir(parents=True, exist_ok=True)
             probe = self._directory / f"{_PARTIAL}{os.getpid()}"
-            probe.mkdir(mode=0o700, exist_ok=True)  # so a full or read-only disk shows at once
+            probe.mkdir(exist_ok=True)  # so a full or read-only disk shows at once
             probe.rmdir()
             self.latest: int | None = max(files_lib.steps(self._directory), default=None)
         except OSError as error:
@@ -126,7 +124,7 @@ class Checkpoints:
             for stale in self._directory.glob(f"{_PARTIAL}*"):
                 shutil.rmtree(stale)
             self._check_room(sum(array.nbytes for array in arrays.values()))
-            partial.mkdir(mode=0o700)
+            partial.mkdir()
             self._on_stage("arrays")
             if arrays:
                 files_lib.write_arrays(partial / files_lib.ARRAYS, arrays)

@@ -6,17 +6,20 @@ processes each takes all of them from its own copy of the iterable, and uses tho
 """
 
 import collections
+import contextlib
 import copy
+import itertools
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from hetjax import messages, parts
-from hetjax.data import iterable_states, leaves
+from hetjax import digests, messages, parts
+from hetjax.data import iterable_states, leaves, source_checks, sources
 
+_DUE = 16  # examples after a state, by which a run that goes on sees whether it left any out
 _INTERFACES = (("get_state", "set_state"), ("state_dict", "load_state_dict"))
 
 
@@ -30,6 +33,7 @@ class _Snapshot(NamedTuple):
     taken: int  # examples that it had given in this run
     iteration: int  # how often it was begun before
     state: Any
+    due: list[Any]  # the examples that came next, a few
 
 
 class Inputs:
@@ -48,6 +52,7 @@ class Inputs:
         self._waiting: collections.deque[Any] = collections.deque()  # taken, not handed on
         self._lock = threading.Lock()
         self._failed: ValueError | None = None
+        self._head: _Snapshot | None = None  # before any example
         self.begin()
 
     def begin(self) -> None:
@@ -90,8 +95,12 @@ class Inputs:
         while not self._waiting:
             self._take()
         with self._lock:
+            example = self._waiting.popleft()
+            for each in self._snapshots:
+                if each.taken <= self._handed_on and len(each.due) < _DUE:
+                    each.due.append(example)
             self._handed_on += 1
-            return self._waiting.popleft()
+            return example
 
     def _take(self) -> None:
         """Takes an item, an example or a batch of them."""
@@ -121,20 +130,19 @@ class Inputs:
             if hasattr(self._iterable, "set_epoch"):  # so that it shuffles otherwise
                 self._iterable.set_epoch(self._iteration)
             self._iterator, self._gave = iter(self._iterable), False
+            if self._head is None and (own := self._own_state()) is not None:
+                self._head = _Snapshot(0, 0, copy.deepcopy(own[0]()), [])
         return self._iterator
 
     def _split(self, batch: Any) -> list[Any]:
-        columns = [np.asarray(leaf) for _, leaf in leaves.walk(batch)]
-        sizes = {column.shape[0] if column.ndim else 0 for column in columns}
-        if len(sizes) != 1 or 0 in sizes:
+        try:
+            examples = sources.ArraySource(source_checks.opened(batch))
+            return [examples[at] for at in range(len(examples))]
+        except ValueError as error:
             raise ValueError(
-                f"hetjax.stream: the {self.name} gave no batch after {self._taken:,} examples, but "
-                f"arrays of lengths {sorted(sizes)}; batched=False takes single examples"
-            )
-        (size,) = sizes
-        return [
-            leaves.rebuild(batch, iter([column[at] for column in columns])) for at in range(size)
-        ]
+                f"hetjax.stream: the {self.name} gave no batch after {self._taken:,} examples: "
+                f"{error}; batched=False takes single examples"
+            ) from error
 
     # --- How a run goes on ---
 
@@ -155,9 +163,9 @@ class Inputs:
         own = self._own_state()
         if own is None:
             return
-        found = _Snapshot(self._taken, self._iteration, copy.deepcopy(own[0]()))
+        found = _Snapshot(self._taken, self._iteration, copy.deepcopy(own[0]()), [])
         with self._lock:
-            old = [at for at, each in enumerate(self._snapshots) if each.taken <= needed]
+            old = [i for i, s in enumerate(self._snapshots) if s.taken <= needed and s.due]
             self._snapshots = [*self._snapshots[max(old, default=0) :], found]
 
     def saved(self, needed: int) -> dict[str, Any] | None:
@@ -166,14 +174,19 @@ class Inputs:
             found = [each for each in self._snapshots if each.taken <= needed]
         if not found:
             return None
+        last = next((each for each in reversed(found) if each.due), found[-1])
+        due = len(last.due), _digests(last.due)
         try:
-            return {**found[-1]._asdict(), "state": iterable_states.encode(found[-1].state)}
+            return {**last._asdict(), "state": iterable_states.encode(last.state), "due": due}
         except TypeError as error:
             messages.say(f"the state of the {self.name} cannot be kept ({error})")
             return None
 
     def go_to(self, position: int, saved: dict[str, Any] | None, *, tells: bool) -> None:
         """Has an example be the next one, by the state that was saved, or by skipping.
+
+        A state may leave out examples that were read and not yet given, as of a shuffle buffer. So
+        the next ones are compared with those that were due; where they are others, it skips.
 
         Args:
             position: of that example.
@@ -183,31 +196,64 @@ class Inputs:
         Raises:
             ValueError: it cannot be reached.
         """
-        if saved is not None and self._own_state() is not None:
-            self._restore(saved)
-        elif self._was_read and self._iterator is self._iterable:
-            raise ValueError(
-                f"hetjax.stream: this {self.name} was read by an earlier run; make it anew"
-            )
-        elif self._handed_on:
-            self.begin()
-        began, skipped = time.perf_counter(), position - self._handed_on
+        began, why = time.perf_counter(), ""
+        if skips := saved is None or self._own_state() is None:
+            if self._was_read and self._iterator is self._iterable:
+                raise ValueError(
+                    f"hetjax.stream: this {self.name} was read by an earlier run; make it anew"
+                )
+            if self._handed_on:
+                self.begin()
+        elif skips := not self._goes_on(saved, tells=tells):
+            why = ", whose state leaves out some, as that of a shuffle buffer"
         try:
-            while self._handed_on < position:
-                self.next()
+            self._skip(position)
         except Ended:
             raise ValueError(
                 f"hetjax.stream: the run has done {position:,} examples, and the {self.name} gives "
                 f"{self._handed_on:,} now"
             ) from None
-        if saved is None and skipped and tells:
+        if skips and position and tells:
             secs = time.perf_counter() - began
             messages.say(
-                f"skipped the first {skipped:,} examples of the {self.name}, in {secs:.1f} s"
+                f"skipped the first {position:,} examples of the {self.name}{why}, in {secs:.1f} s"
             )
 
-    def _restore(self, saved: dict[str, Any]) -> None:
-        self._iteration = saved["iteration"]
+    def _skip(self, position: int) -> None:
+        while self._handed_on < position:
+            self.next()
+
+    def _goes_on(self, saved: dict[str, Any], *, tells: bool) -> bool:
+        """Whether its state brings what was due; if not, it has skipped what was before that."""
+        count, due = saved.get("due", (0, {}))
+        kept = _Snapshot(**{**saved, "state": iterable_states.decode(saved["state"]), "due": []})
+        first = self._come(kept, kept.taken, count)
+        second = first if first == due else self._come(kept, kept.taken, count)
+        same = [name for name in due if first.get(name) == second.get(name)]  # not drawn anew
+        if due and not (same and all(first.get(name) == due[name] for name in same)):
+            assert self._head is not None
+            found = self._come(self._head, kept.taken, count) if same else {}
+            if same and all(found.get(name) == due[name] for name in same):
+                return False
+            self._restore(kept)
+            if tells:
+                messages.say(
+                    f"the {self.name} goes on by its state with other examples than were due: some "
+                    "may never be done, others twice. Give it a seed, or a state with its buffer"
+                )
+        return True
+
+    def _come(self, start: _Snapshot, position: int, count: int) -> dict[str, str]:
+        """Digests of the examples from `position` on, by field; these are the next ones now."""
+        self._restore(start)
+        with contextlib.suppress(Ended):
+            self._skip(position)
+            while len(self._waiting) < count:
+                self._take()
+        return _digests(itertools.islice(self._waiting, count))
+
+    def _restore(self, kept: _Snapshot) -> None:
+        self._iteration = kept.iteration
         own = self._own_state()
         assert own is not None
         if not own[2]:  # the iterable's, which the next iterator takes
@@ -215,7 +261,7 @@ class Inputs:
             if hasattr(self._iterable, "set_epoch"):
                 self._iterable.set_epoch(self._iteration)
         try:
-            own[1](iterable_states.decode(saved["state"]))
+            own[1](copy.deepcopy(kept.state))
         except Exception as error:
             raise ValueError(
                 f"hetjax.stream: the {self.name} does not take the state that it had: "
@@ -224,7 +270,14 @@ class Inputs:
         if self._iterator is None:
             self._iterator = iter(self._iterable)
         self._waiting.clear()
-        self._handed_on, self._gave = saved["taken"], True
+        self._handed_on, self._gave = kept.taken, True
+
+
+def _digests(examples: Iterable[Any]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for path, leaf in itertools.chain.from_iterable(map(leaves.walk, examples)):
+        found[path] = found.get(path, "") + digests.of_arrays(np.asarray(leaf))
+    return found
 
 
 class Streamed:
@@ -277,7 +330,8 @@ def stream(
     order is that in which examples come, shuffled in the buffer.
 
     A run goes on by the iterable's own state (`state_dict` and `load_state_dict`, or `get_state`
-    and `set_state`, of it or of its iterator), else by skipping what is done. In several processes
+    and `set_state`, of it or of its iterator), else by skipping what is done, and so where the
+    state does not bring what was due, as without its shuffle buffer. In several processes
     each reads all, so that the iterable must give the same in each.
 
     Args:

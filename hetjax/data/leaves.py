@@ -1,7 +1,8 @@
 """What an example is made of: a pytree of numbers, without JAX.
 
-Dicts, tuples and lists are the inner nodes. But a list of plain Python numbers is one array, and so
-is a list of such lists of equal length, as a table in JSON is.
+Dicts, tuples and lists are the inner nodes, and so are structured arrays and records: they become
+dicts of their fields. But a list of plain Python numbers is one array, and so is a list of such
+lists of equal length, as a table in JSON is.
 """
 
 from collections.abc import Iterator, Mapping
@@ -14,12 +15,23 @@ PyTree = Any
 _NUMBERS = (bool, int, float)
 _SHOWN = 20  # characters of a text in a message
 
+_MASKED = (
+    "which no loss would see: give .filled(0) and the mask as two fields, and have the loss return "
+    "hetjax.Losses(losses, weights=~mask)"
+)
 _NUMBERS_ALONE = "training needs numbers: tokenise text, or drop the field"
 _WIDE = "which 32 bits do not hold; number the values anew, or set jax_enable_x64"
 
 
+def _opened(tree: PyTree) -> PyTree:
+    """The fields of a structured array or of a record as a dict; anything else as it is."""
+    names = getattr(getattr(tree, "dtype", None), "names", None)
+    return {name: tree[name] for name in names} if isinstance(names, tuple) else tree
+
+
 def walk(tree: PyTree, path: str = "") -> Iterator[tuple[str, Any]]:
     """Leaves with their paths; dicts by sorted key, so two items compare leaf by leaf."""
+    tree = _opened(tree)
     if isinstance(tree, Mapping):
         for key in sorted(tree, key=str):
             yield from walk(tree[key], f"{path}[{key!r}]")
@@ -32,6 +44,7 @@ def walk(tree: PyTree, path: str = "") -> Iterator[tuple[str, Any]]:
 
 def rebuild(tree: PyTree, leaves: Iterator[Any]) -> PyTree:
     """A tree of the same form with other leaves, given in the order of `walk`."""
+    tree = _opened(tree)
     if isinstance(tree, Mapping):
         built = {key: rebuild(tree[key], leaves) for key in sorted(tree, key=str)}
         return {key: built[key] for key in tree}
@@ -67,6 +80,8 @@ def of_item(item: PyTree, index: int) -> list[tuple[str, np.ndarray]]:
                 f"example {index} cannot be used: leaf {path or 'item'} {error}"
             ) from error
         leaves.append((path, array))
+    if not leaves:
+        raise ValueError(f"example {index} cannot be used: it holds nothing")
     return leaves
 
 
@@ -115,7 +130,7 @@ def _number_array(leaf: Any) -> np.ndarray:
             return np.asarray(leaf, np.int32)
         except OverflowError:
             raise ValueError(f"is {leaf}, {_WIDE}") from None
-    array = np.asarray(leaf)
+    array = as_array(leaf)
     if not _is_numeric(array.dtype):
         raise ValueError(f"is {type(leaf).__name__} of dtype {array.dtype}, and {_mend(array)}")
     if type(leaf) is float or (type(leaf) is list and array.dtype == np.float64):
@@ -129,12 +144,31 @@ def _array_leaf(path: str, leaf: Any) -> np.ndarray:
     name = f"array {path}" if path else "the array"
     if type(leaf) is list:
         return _number_array(leaf)
-    if not hasattr(leaf, "__array__") or np.ndim(leaf) == 0:
+    try:
+        array = as_array(leaf)
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{name} {error}") from error
+    if not hasattr(leaf, "__array__") or array.ndim == 0:
         raise ValueError(f"{name} is {type(leaf).__name__}; a source takes arrays of examples")
-    array = np.asarray(leaf)
     if not _is_numeric(array.dtype):
         raise ValueError(f"{name} has dtype {array.dtype}, and {_mend(array)}")
     return array
+
+
+def as_array(leaf: Any) -> np.ndarray:
+    """What a leaf holds, in this machine's order of bytes.
+
+    Raises:
+        ValueError: no array of JAX can be made of it; what it is, and what to give.
+    """
+    if hasattr(leaf, "filled") and np.any(getattr(leaf, "mask", False)):
+        raise ValueError(f"is masked in {np.count_nonzero(leaf.mask)} places, {_MASKED}")
+    if hasattr(leaf, "column_names"):
+        raise ValueError(f"is a table ({type(leaf).__name__}): give one alone, or its columns")
+    array = np.asarray(leaf)
+    if array.dtype.char in "gG":
+        raise ValueError(f"has dtype {array.dtype}, which JAX lacks: give .astype(np.float64)")
+    return array.astype(array.dtype.newbyteorder("="), copy=False)
 
 
 def _mend(array: np.ndarray) -> str:
@@ -144,7 +178,7 @@ def _mend(array: np.ndarray) -> str:
     if at is not None:
         return f"entry {at} is {values[at]!r}, which is no number"
     if values and all(
-        hasattr(value, "__len__") and not isinstance(value, str | bytes) for value in values
+        hasattr(value, "__len__") and not isinstance(value, str | bytes | dict) for value in values
     ):
         return "each of its entries is a row: make one array of them by np.stack"
     return _NUMBERS_ALONE

@@ -15,7 +15,7 @@ _SOURCES = "an array, a dict or tuple of arrays, or what has __len__ and __getit
 
 
 def opened(data: Any) -> Any:
-    """The columns of a table as arrays; anything else as it is.
+    """The columns of a table as arrays by name; anything else as it is.
 
     Raises:
         ValueError: no source can be made of it. The message says what it is, and what to give.
@@ -24,8 +24,10 @@ def opened(data: Any) -> Any:
         return data
     if hasattr(data, "columns") and hasattr(data, "to_numpy"):  # pandas, Polars
         return {name: data[name].to_numpy() for name in data.columns}
-    if hasattr(data, "iloc") and hasattr(data, "to_numpy"):  # a pandas Series; its index is no id
-        return data.to_numpy()
+    if hasattr(data, "column_names") and hasattr(data, "column"):  # pyarrow
+        return {name: np.asarray(data[name]) for name in data.column_names}
+    if hasattr(data, "to_numpy"):  # a column; the index of a pandas Series is no id
+        return np.asarray(data) if hasattr(data, "__array__") else data.to_numpy()
     refused = _refusal(data)
     if refused:
         raise ValueError(f"a source cannot be made of {refused}")

@@ -95,8 +95,9 @@ def as_source(data: Any) -> Source:
 
     Args:
       data: an array, or a nested dict or tuple of arrays or lists of numbers, with a common
-        leading axis (becomes an `ArraySource`); a table of pandas or Polars, whose columns become
-        arrays; or anything else with `__len__` and `__getitem__` (returned as is).
+        leading axis (becomes an `ArraySource`); a table of pandas, Polars or pyarrow, whose columns
+        become arrays, and so do the fields of a structured array; or anything else with `__len__`
+        and `__getitem__` (returned as is).
 
     Raises:
       ValueError: `data` is none of these, its arrays do not fit together, or it has no examples or

@@ -161,9 +161,16 @@ def check_optimizer(
         return complete  # the check of the loss refuses them
     try:
         before, after = _tried(complete, params, "value", "progress")
-    except (NameError, jax.errors.ConcretizationTypeError):  # of an axis, a number: a round has it
+    except NameError:  # of an axis, which a round has
         return complete
     except Exception as error:
+        if isinstance(error, jax.errors.ConcretizationTypeError):
+            if not (names := _injected(error, complete.init(params))):
+                return complete
+            raise ValueError(
+                f"{caller}: this optimizer ({_whose(optimizer, error)}) asks for the values of "
+                f"{names}: give optax.inject_hyperparams(…, static_args={names})"
+            ) from error
         if not (missing := _missing(error)):
             reason = str(error).strip().split("\n")[0].rstrip(".")
             way = _LOOKAHEAD if "attribute 'fast'" in reason else _ROUND_HAS
@@ -220,6 +227,16 @@ def _tried(
         return state, after
 
     return jax.eval_shape(states, params)
+
+
+def _injected(error: Exception, state: Any) -> tuple[str, ...]:
+    """Names of the injected hyperparameters that were compared where this was raised."""
+    found = [value for _, value in optax.tree.get_all_with_path(state, "hyperparams")]
+    for frame, _ in reversed(list(traceback.walk_tb(error.__traceback__))):
+        traced = {n for n, value in frame.f_locals.items() if isinstance(value, jax.core.Tracer)}
+        if names := traced & set().union(*found):
+            return tuple(sorted(names))
+    return ()
 
 
 def _shapes(state: Any) -> tuple[Any, list[tuple[int, ...]]]:

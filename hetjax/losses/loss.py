@@ -135,7 +135,11 @@ def check_loss(
             raise
         said = str(error).partition(". ")[0]
         raise ValueError(f"loss_fn: {said}. A microbatch has none: leave axis_name out") from error
-    _check_losses(found, batch_size)
+    except (TypeError, ValueError) as error:
+        if not (hint := _if_batches(examples)):
+            raise
+        raise ValueError(f"loss_fn raised {type(error).__name__}: {error}. {hint}") from error
+    _check_losses(found, batch_size, _if_batches(examples))
     metrics = _check_metrics(found, batch_size)
     changes_state = isinstance(loss_fn, stateful.StatefulLoss) and any(
         forwarding.changed(
@@ -162,7 +166,18 @@ def check_loss(
     return Traced(metrics, varies, changes_state, divisor)
 
 
-def _check_losses(found: types.Losses, batch_size: int) -> None:
+def _if_batches(examples: types.PyTree) -> str:
+    """What to give if each example is a batch: its fields have a further axis in common."""
+    axes = [leaf.shape[1:2] for leaf in jax.tree.leaves(examples)]
+    if len(axes) < 2 or len(set(axes)) > 1 or () in axes:
+        return ""
+    return (
+        "If the data are a list of batches, join them by np.concatenate, or give "
+        "hetjax.stream(batches, examples_per_epoch=N, batched=True)"
+    )
+
+
+def _check_losses(found: types.Losses, batch_size: int, more: str) -> None:
     losses, weights = found.losses, found.weights
     shape, kind = getattr(losses, "shape", None), getattr(losses, "dtype", None)
     several = shape is not None and len(shape) > 1 and shape[0] == batch_size
@@ -182,6 +197,7 @@ def _check_losses(found: types.Losses, batch_size: int) -> None:
         hint = ": reduce every other axis, or return (losses, weights), both of this shape"
         if shape == (batch_size, batch_size):
             hint = f": arrays [{batch_size}, 1] and [{batch_size}] together are of this shape"
+        hint += more and f". {more}"
     raise ValueError(
         f"loss_fn returned losses {_shown(losses)} for a microbatch of {batch_size} examples; "
         f"allowed is floating point [{batch_size}], one an example{hint}"

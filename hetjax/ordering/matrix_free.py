@@ -58,6 +58,7 @@ def two_level(sizes: Sizes, *, block_pairs: int) -> Observer:
         coordinate_array=coordinate_array,
         same_memory=True,
         sizes=sizes,
+        copies_sent=2 * (sizes.num_workers - 1),
     )
 
 

@@ -117,6 +117,10 @@ class Observer(NamedTuple):
     sizes: Sizes | None = None
     """The only sizes that it may be used for; None: any."""
 
+    copies_sent: float = 0.0
+    """Vectors as long as the parameters that `coordinate` exchanges in a round, counted as the
+    reducer's: one of each worker's round a ring is 2 (W - 1) over all workers."""
+
 
 def _asked(name: str, observe: Callable[..., Any]) -> Callable[..., Any]:
     """`observe`, with a check of its signs when it is traced."""

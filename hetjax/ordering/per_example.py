@@ -164,6 +164,7 @@ def d_grab(sizes: Sizes) -> Observer:
         new_pass=jnp.zeros_like,
         compares=True,
         sizes=sizes,
+        copies_sent=max_pairs * (num_workers - 1),  # by an `all_to_all`, without the way back
     )
 
 

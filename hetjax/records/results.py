@@ -97,7 +97,7 @@ def load(
         >>> run = hetjax.load("runs/mnist")  # doctest: +SKIP
         >>> model = hetjax.nnx_model(model, run.best_params)  # doctest: +SKIP
     """
-    workdir = pathlib.Path(workdir).expanduser().absolute()
+    workdir = files.on_disk(workdir)
     directory = workdir / resume.DIRECTORY
     if not (workdir / "config.json").is_file():
         raise ValueError(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TextIO
 
 from hetjax import whole
-from hetjax.config import recorded
+from hetjax.config import files, recorded
 from hetjax.types import plain
 
 METRICS, SUMMARY, REPORT = "metrics.jsonl", "summary.json", "report.html"
@@ -117,8 +117,12 @@ def _writing(workdir: pathlib.Path) -> Any:
 
 
 def absolute(workdir: str | pathlib.Path | None) -> pathlib.Path | None:
-    """Where it is, though a callback may change the directory."""
-    return None if workdir is None else pathlib.Path(workdir).expanduser().absolute()
+    """Where it is; one of no run is None.
+
+    Raises:
+        ValueError: it is no directory of a disk.
+    """
+    return None if workdir is None else files.on_disk(workdir)
 
 
 def made_directory(workdir: pathlib.Path) -> pathlib.Path:
@@ -127,6 +131,7 @@ def made_directory(workdir: pathlib.Path) -> pathlib.Path:
     Raises:
         ValueError: it holds files of something else, or cannot be read or written.
     """
+    workdir = files.on_disk(workdir)
     with _writing(workdir):
         workdir.mkdir(parents=True, exist_ok=True)
         strangers = [name for name in (METRICS, SUMMARY, REPORT) if (workdir / name).exists()]

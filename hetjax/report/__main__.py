@@ -7,6 +7,7 @@ import contextlib
 import pathlib
 from collections.abc import Sequence
 
+from hetjax.config import files as config_files
 from hetjax.report import bilevel, comparison, files, watching
 
 _NOTE = "The page loads nothing from elsewhere."
@@ -39,14 +40,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--every", type=int, default=5, metavar="SECS", help="between two pages of --watch"
     )
     given = parser.parse_args(arguments)
-    directories = [directory.expanduser() for directory in given.directories]
-    if given.watch and len(directories) > 1:
-        parser.error("--watch is of one run; give one directory")
-    if given.every < 1:
-        parser.error(f"--every: got {given.every}, must be at least 1 second")
-    default = directories[0] / "report.html" if len(directories) == 1 else "comparison.html"
-    out = pathlib.Path(given.out or default).expanduser()
     try:
+        directories = [config_files.on_disk(directory) for directory in given.directories]
+        if given.watch and len(directories) > 1:
+            parser.error("--watch is of one run; give one directory")
+        if given.every < 1:
+            parser.error(f"--every: got {given.every}, must be at least 1 second")
+        default = directories[0] / "report.html" if len(directories) == 1 else "comparison.html"
+        out = pathlib.Path(given.out or default).expanduser()
         if given.watch:
             with contextlib.suppress(KeyboardInterrupt):
                 watching.watch(directories[0], out, every_secs=given.every)

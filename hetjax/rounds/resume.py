@@ -18,7 +18,7 @@ from hetjax import mesh as mesh_lib
 from hetjax import messages, types
 from hetjax.checkpoints import checkpoint, leaves
 from hetjax.config import experiment as config_lib
-from hetjax.config import recorded
+from hetjax.config import files, recorded
 from hetjax.inputs import fingerprint
 from hetjax.rounds import judged, run_state
 from hetjax.rounds import setup as setup_lib
@@ -109,7 +109,7 @@ def newest(
     Raises:
         ValueError: there is none, or it is of a run of another configuration or rule.
     """
-    directory = pathlib.Path(directory).expanduser()
+    directory = files.on_disk(directory)
     if (directory / DIRECTORY).is_dir():
         directory /= DIRECTORY
     saved = checkpoint.newest(directory) if directory.is_dir() else None
@@ -233,6 +233,7 @@ def from_arrays(
         setup: of the run.
     """
     arrays, num_workers = _with_average(saved, setup), setup.where.num_rows
+    arrays = {"train/progress_rest": np.zeros_like(arrays["train/progress_rounds"])} | arrays
     one = jax.device_get(mesh_lib.own_row(fresh.train))
     common = one._replace(memory=(), worker=())
     if setup.methods.reducer.keeps_replicas_equal:

@@ -284,6 +284,10 @@ class Report:
         busy_secs = work.compute_secs + work.host_secs
         longest = max(work.local_secs, float(busy_secs.max()))  # as `summary.longest_secs`
         waiting = (longest - busy_secs)[present]
+        methods = self._setup.methods
+        copies = methods.reducer.copies_sent(plan.active)
+        if plan.signed and methods.observer is not None:
+            copies += methods.observer.copies_sent
         return types.RoundReport(
             round=plan.local.round_index or 0,
             epoch=self._epoch,
@@ -308,9 +312,7 @@ class Report:
             metrics=losses_lib.means(metrics.metric_sums) or None,
             **self._step(),
             weight_sum=self.divisor if self._examples and self.divisor <= 0 else None,
-            bytes_sent=round(
-                self._setup.methods.reducer.copies_sent(plan.active) * self._setup.copy_bytes
-            ),
+            bytes_sent=round(copies * self._setup.copy_bytes),
         )
 
 

@@ -51,6 +51,7 @@ def make_train_state(
         progress_rounds=np.zeros((), np.float32),
         model_state=model_state,
         average=begun_average(params, model_state) if averages else (),
+        progress_rest=np.zeros((), np.float32),
     )
     memory = () if observer is None else observer.init(params)
     rows = mesh_lib.add_worker_axis(row, num_workers)

@@ -158,9 +158,11 @@ def _update_worker(
             reduced.weight > 0, (params, opt_state), (base_params, state.opt_state)
         )
     examples = jnp.sum(metrics.example_count).astype(state.progress_rounds.dtype)
-    progress = state.progress_rounds + examples / how.nominal_examples
+    step = examples / how.nominal_examples - state.progress_rest  # or 2**24 + 1 stays 2**24
+    progress = state.progress_rounds + step
+    rest = (progress - state.progress_rounds) - step
     model_state = _changed(base_state, reduced)
-    more = model_state, state.average
+    more = model_state, state.average, rest
     return types.TrainState(params, kept.memory, opt_state, kept.worker, progress, *more)
 
 

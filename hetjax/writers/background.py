@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from hetjax import messages
+from hetjax.config import files
 from hetjax.writers import naming, records
 
 _BATCH_SECS = 0.2  # between two looks into the queue, where all records are written
@@ -178,7 +179,7 @@ def sending(
         0,0.5
         <BLANKLINE>
     """
-    place = None if workdir is None else pathlib.Path(workdir).expanduser().absolute()
+    place = None if workdir is None else files.on_disk(workdir)
     background = Background(
         check(writers), records.RunInfo(config or {}, place, first_step, tuple(sets))
     )

@@ -11,6 +11,7 @@ import numpy as np
 import optax
 import pytest
 
+import hetjax
 from hetjax import mesh as mesh_lib
 from hetjax.checkpoints import checkpoint, leaves
 from hetjax.rounds import state as state_lib
@@ -187,14 +188,29 @@ def test_the_newest_ones_are_kept(tmp_path):
     assert checkpoint.newest(tmp_path).step == 100_000_000
 
 
-def test_only_the_owner_can_read(tmp_path):
-    before = os.umask(0)
+@pytest.mark.parametrize("mask", [0o002, 0o077])
+def test_the_umask_says_who_may_read_a_workdir(mask, tmp_path):
+    before, data = os.umask(mask), {"x": np.ones(8, np.float32)}
+    fields = {"workers": 1, "local": "virtual", "microbatch_size": 4, "budget": 2, "epochs": 1}
     try:
         checkpoints.save_all(tmp_path / "run", [1])
+        hetjax.fit(
+            lambda p, b, rng: (b["x"] - p) ** 2,
+            np.float32(0),
+            optax.sgd(0.1),
+            data,
+            workdir=tmp_path / "whole",
+            writers=[hetjax.writers.csv()],
+            progress=False,
+            **fields,
+        )
     finally:
         os.umask(before)
-    for path in (tmp_path / "run", tmp_path / "run" / "00000001"):
-        assert stat.S_IMODE(path.stat().st_mode) == 0o700
+    found = [*(tmp_path / "run").rglob("*"), *(tmp_path / "whole").rglob("*"), tmp_path / "run"]
+    assert len(found) > 12
+    for path in found:
+        wanted = (0o777 if path.is_dir() else 0o666) & ~mask
+        assert stat.S_IMODE(path.stat().st_mode) == wanted, path
 
 
 def test_saving_does_not_block_and_the_next_save_waits(tmp_path):

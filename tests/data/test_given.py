@@ -2,6 +2,7 @@
 
 import re
 
+import jax
 import numpy as np
 import optax
 import pytest
@@ -38,6 +39,21 @@ class Table:
 
     def to_numpy(self):
         return np.stack([np.array(column) for column in self._columns.values()], axis=1)
+
+
+class ArrowTable:
+    """As of pyarrow: its index is of columns, by name or by place; so is that of its batches."""
+
+    def __init__(self, **columns):
+        self.column_names, self._columns = list(columns), columns
+
+    def __getitem__(self, name):
+        return np.array(self._columns[name] if name in self._columns else self._columns.values())
+
+    column = __getitem__
+
+    def __len__(self):
+        return len(next(iter(self._columns.values())))
 
 
 class Series(Column):
@@ -132,6 +148,9 @@ def test_the_columns_of_a_table_are_arrays():
         (Uncounted(), r"Uncounted: len\(\) of it raises TypeError: the number of"),
         ((i for i in range(3)), r"generator.*no index; give hetjax\.stream"),
         (object(), r"object; give an array"),
+        ({"x": np.ones(3, np.longdouble)}, r"\['x'\] has dtype float128.*astype"),
+        ({"x": jax.random.split(jax.random.key(0), 3)}, r"\['x'\] JAX array.*key_data"),
+        ({"train": ArrowTable(x=[1, 2])}, r"\['train'\] is a table \(ArrowTable\)"),
     ],
     ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )
@@ -152,3 +171,119 @@ def test_text_is_refused_before_anything_is_compiled():
         hetjax.Run(never, weights, None, items, **fields)
     with pytest.raises(ValueError, match=message):
         hetjax.fit(never, weights, optax.sgd(0.1), good, eval_source=items, **fields)
+
+
+N = 16
+X = np.arange(1, N + 1, dtype=np.float32) / N
+FIELDS = {"workers": 2, "local": "virtual", "microbatch_size": 4, "budget": 4, "progress": False}
+
+
+def squares(slope, batch, rng=None):
+    return (batch["x"] * slope - batch["y"]) ** 2
+
+
+def slope_of(source):
+    found = hetjax.fit(squares, np.float32(0), optax.sgd(0.1), source, epochs=60, **FIELDS)
+    return float(found.params)
+
+
+def records(names="x,y"):
+    return np.rec.fromarrays([X, 2 * X], names=names)
+
+
+def of_pyarrow(name):
+    pyarrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+    table = pyarrow.table({"x": X, "y": 2 * X})
+    return {
+        "table": table,
+        "batch": table.to_batches()[0],
+        "columns": {"x": table["x"], "y": X * 2},
+    }[name]
+
+
+def of_polars():
+    return pytest.importorskip("polars", reason="polars is not installed").DataFrame(records())
+
+
+def of_pandas():
+    return pytest.importorskip("pandas", reason="pandas is not installed").DataFrame(records())
+
+
+TABLES = {
+    "records": records,
+    "a structured array": lambda: np.array(records().tolist(), [("x", ">f4"), ("y", "f8")]),
+    "a list of records": lambda: list(records()),
+    "columns of one's own": lambda: ArrowTable(x=X, y=2 * X),
+    "a table of pyarrow": lambda: of_pyarrow("table"),
+    "a batch of pyarrow": lambda: of_pyarrow("batch"),
+    "columns of pyarrow": lambda: of_pyarrow("columns"),
+    "a stream of tables": lambda: hetjax.stream(
+        [ArrowTable(x=X[:9], y=2 * X[:9]), records()[9:]], examples_per_epoch=N, batched=True
+    ),
+    "pandas": of_pandas,
+    "polars": of_polars,
+    "bytes in the other order": lambda: {"x": X.astype(">f4"), "y": (2 * X).astype(">f8")},
+    "items with them": lambda: [{"x": x, "y": 2 * x} for x in X.astype(">f4").reshape(N, 1)],
+    "empty fields": lambda: {"x": X, "y": 2 * X, "none": (), "of 0": np.zeros((N, 0), ">i4")},
+    "no mask": lambda: {"x": np.ma.array(X), "y": np.ma.array(2 * X, mask=np.zeros(N, bool))},
+}
+
+
+@pytest.mark.parametrize("kind", TABLES)
+def test_rows_are_the_examples_of_a_table(kind):
+    source = sources.as_source(TABLES[kind]())
+    assert len(source) == N
+    first = sources.read(source, 0)
+    assert all(first[name].dtype.isnative for name in "xy")
+    if np.ndim(first["x"]) == 0:
+        assert slope_of(source) == pytest.approx(2, abs=0.03)
+
+
+def batched(items):
+    return [{name: np.ma.stack([i[name] for i in items[:4]]) for name in "xy"}]
+
+
+def masked(form):
+    rows = {"x": X, "y": np.ma.masked_array(2 * X, np.arange(N) % 4 == 0)}
+    items = [{"x": X[i], "y": rows["y"][i : i + 1].reshape(())} for i in range(N)]
+    return {
+        "arrays": rows,
+        "records": np.ma.masked_array(records(), mask=np.arange(N) > 14),
+        "items": items,
+        "stream": hetjax.stream(items, examples_per_epoch=N),
+        "batches": hetjax.stream(batched(items), examples_per_epoch=4, batched=True),
+        "views": hetjax.augmented({"x": X, "y": X}, lambda example, rng: items[0]),
+    }[form]
+
+
+@pytest.mark.parametrize("form", ["arrays", "records", "items", "stream", "batches", "views"])
+def test_masked_numbers_are_refused_and_left_out_by_weights(form):
+    message = r"masked in \d+ places.*\.filled\(0\).*weights=~mask"
+    with pytest.raises(ValueError, match=message):
+        slope_of(masked(form))
+    if form in ("arrays", "items"):
+        with pytest.raises(ValueError, match=message):
+            hetjax.evaluate(np.float32(2), masked(form), lambda p, b: {"loss": squares(p, b)})
+    if form == "arrays":  # what the sentence says
+        rows = masked(form)
+        rows |= {"y": rows["y"].filled(0), "mask": rows["y"].mask}
+
+        def loss(slope, batch, rng):
+            return hetjax.Losses(squares(slope, batch), weights=~batch["mask"])
+
+        found = hetjax.fit(loss, np.float32(0), optax.sgd(0.1), rows, epochs=60, **FIELDS)
+        assert float(found.params) == pytest.approx(2, abs=0.03)
+
+
+@pytest.mark.parametrize("loss", [squares, lambda p, b, rng: squares(p, {"x": b["x"] @ b["y"]})])
+def test_a_list_of_batches_is_told_of(loss):
+    batches = [{"x": X[at : at + 8], "y": 2 * X[at : at + 8]} for at in (0, 8)]
+    with pytest.raises(ValueError, match=r"If the data are a list of batches, join.*batched=True"):
+        hetjax.fit(loss, np.float32(0), optax.sgd(0.1), batches, epochs=1, **FIELDS)
+    joined = hetjax.stream(batches, examples_per_epoch=N, batched=True)
+    assert slope_of(joined) == pytest.approx(2, abs=0.03)
+
+
+def test_examples_that_hold_nothing_are_refused():
+    with pytest.raises(ValueError, match="example 0 cannot be used: it holds nothing"):
+        slope_of([()] * N)

@@ -2,6 +2,7 @@
 
 import html
 import json
+import pathlib
 from typing import Any, NamedTuple
 
 import jax
@@ -11,7 +12,11 @@ import pytest
 from flax import core, struct
 
 import hetjax
+from experiments import train
 from hetjax.checkpoints import leaves
+from hetjax.records import workdir as workdir_lib
+from hetjax.report import __main__ as report_command
+from hetjax.zoo import config as config_lib
 from tests.rounds import problems
 
 DATA = problems.classification(64, np.float32)
@@ -31,6 +36,45 @@ def test_a_notebook_shows_a_result_as_its_text_and_pictures(tmp_path):
         assert shown.count("<svg") == 3
         for row in repr(result).splitlines()[1:]:
             assert html.escape(row.split("  ")[-1].strip()) in shown
+
+
+def restored(workdir):
+    fields = {"workers": 1, "microbatch_size": 4, "budget": 2}
+    weights, rates = problems.initial_weights(np.float32), optax.sgd(0.1)
+    with hetjax.Run(problems.softmax_loss, weights, rates, DATA, **fields) as run:
+        run.restore(workdir)
+
+
+def solved(workdir):
+    levels = {"upper_source": DATA, "lower_source": DATA}
+    hetjax.fit_bilevel(None, None, None, None, None, outer_steps=1, workdir=workdir, **levels)
+
+
+ENTRIES = {
+    "fit": fit,
+    "fit_bilevel": solved,
+    "load": hetjax.load,
+    "Run.restore": restored,
+    "writers.sending": lambda workdir: hetjax.writers.sending([], workdir=workdir).__enter__(),
+    "python -m hetjax.report": lambda workdir: report_command.main([str(workdir)]),
+    "experiments.train": lambda workdir: train.train_and_evaluate(
+        config_lib.validate(config_lib.load("configs/digits.py")), workdir
+    ),
+    "experiments.train_bilevel": workdir_lib.made_directory,
+}
+ADDRESSES = ["s3://bucket/run", "hdfs:run", "file:///run", pathlib.Path("gs://bucket/run")]
+
+
+@pytest.mark.parametrize("name", ENTRIES)
+def test_an_address_is_no_workdir(name, tmp_path, monkeypatch, capsys):
+    epath = pytest.importorskip("etils.epath", reason="etils is not installed")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "configs").symlink_to(pathlib.Path(__file__).parents[2] / "configs")
+    for address in [*ADDRESSES, epath.Path("az://bucket/run")]:
+        with pytest.raises((ValueError, SystemExit)) as told:
+            ENTRIES[name](address)
+        assert "is an address; give a directory" in f"{told.value} {capsys.readouterr().err}"
+    assert [path.name for path in tmp_path.iterdir()] == ["configs"]
 
 
 @pytest.mark.parametrize("reducer", ["all_reduce", "d_psgd"])

@@ -237,6 +237,61 @@ def test_an_iterable_that_fails_says_where_and_does_not_seem_to_end():
         fit(hetjax.stream(changing(), examples_per_epoch=LENGTH))
 
 
+class Buffered(given.WithState):
+    """As shuffled streams of Hugging Face: the state knows what was read, not what is held."""
+
+    seed, draws, yields = 3, False, 0
+
+    def __iter__(self):
+        held, rng = [], np.random.default_rng(self.seed)
+        for example in super().__iter__():
+            held.append(
+                example | ({"noise": np.random.default_rng().random()} if self.draws else {})
+            )
+            if len(held) == 12:
+                yield held.pop(rng.integers(12))
+
+
+class Drawing(given.WithState):
+    def __iter__(self):
+        for example in super().__iter__():
+            yield example | {"noise": np.random.default_rng().random()}
+
+
+LEFT_OUT = {
+    "a buffer": (Buffered, {}, "skipped the first 32 examples of the Buffered, whose state leaves"),
+    "a buffer, drawing": (Buffered, {"draws": True}, "skipped the first 32 examples"),
+    "a buffer without a seed": (Buffered, {"seed": None}, "with other examples than were due"),
+    "nothing, drawing": (Drawing, {}, ""),
+}
+
+
+@pytest.mark.parametrize("name", LEFT_OUT)
+def test_what_a_state_leaves_out_is_found_and_skipped_to_or_told(name, tmp_path, capsys):
+    make, attributes, message = LEFT_OUT[name]
+
+    def run(directory, stop=-1):
+        def end(line):
+            if line.round == stop:
+                raise KeyboardInterrupt
+
+        iterable = make()
+        vars(iterable).update(attributes)
+        source = hetjax.stream(iterable, examples_per_epoch=LENGTH)
+        fields = {"quota": "equal", "checkpoint": {"every_rounds": 1}, "callbacks": [end]}
+        return fit(source, workdir=tmp_path / directory, **fields)
+
+    plain = run("plain")
+    with pytest.raises(KeyboardInterrupt):
+        run("stopped", stop=1)
+    capsys.readouterr()
+    result, told = run("stopped"), capsys.readouterr().err
+    assert message in told
+    assert ("skipped" in told or "due" in told) == bool(message)
+    same = np.array_equal(trained(result), trained(plain))
+    assert same == (name != "a buffer without a seed")
+
+
 REFUSED = {
     "ordering": ({"ordering": "d_grab"}, r"ordering\.method: got 'd_grab' with a hetjax.stream"),
     "private": ({"data": {"sharing": "private"}}, r"data\.sharing: got 'private'"),

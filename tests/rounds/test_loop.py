@@ -243,6 +243,27 @@ def test_schedules_count_examples_and_not_rounds():
     assert not np.array_equal(moved.params, weights)
 
 
+@pytest.mark.parametrize("begun", [0.0, 2.0**24, 2.0**25 - 2])
+def test_progress_goes_on_where_float32_has_no_next_number(begun):
+    data = problems.classification(64, np.float32)
+    weights = problems.initial_weights(np.float32)
+    state = problems.fit(data, weights, epochs=1).state
+    state = state._replace(progress_rounds=np.full(4, begun, np.float32))
+    found = problems.fit(data, weights, epochs=50, init_state=state).state
+    assert found.progress_rounds.tolist() == [np.float32(begun + 100)] * 4
+
+
+SENT = {"random_reshuffling": 6, "pair_balance": 6, "d_grab": 6 + 6, "d_grab_exact": 6 + 3 * 16}
+
+
+@pytest.mark.parametrize("name", SENT)
+def test_bytes_sent_are_those_of_the_sums_and_of_the_order(name):
+    """Copies of all workers round a ring, 2 · 3; of 16 pairs a worker sends three quarters."""
+    data, weights = problems.classification(64, np.float32), problems.initial_weights(np.float32)
+    result = problems.fit(data, weights, epochs=1, ordering=name)
+    assert result.history[0]["bytes_sent"] == SENT[name] * weights.nbytes
+
+
 def test_the_best_parameters_are_those_of_the_lowest_evaluation():
     data = problems.classification(64, np.float32)
     weights = problems.initial_weights(np.float32)

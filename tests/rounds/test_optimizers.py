@@ -1,6 +1,8 @@
 """Every optimiser of Optax, by name: a round updates as Optax's own loop does, or says why not."""
 
+import ast
 import inspect
+import re
 
 import jax
 import jax.numpy as jnp
@@ -315,3 +317,32 @@ def test_an_own_optimiser_is_looked_at_before_the_first_round():
         optimizer = optax.GradientTransformation(init, function)
         with pytest.raises(ValueError, match=words):
             hetjax.fit(loss_fn, PARAMS, optimizer, DATA, **FIELDS)
+
+
+RATED = [  # by default the other factories take no number
+    name
+    for name in sorted(FACTORIES.keys() - REFUSED - MADE.keys() - TAKES_VALUE)
+    if "learning_rate" in inspect.signature(FACTORIES[name]).parameters
+]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+@pytest.mark.parametrize("name", RATED)
+@jax.numpy_rank_promotion("allow")
+def test_injected_hyperparameters_run_or_are_named(name, float64):
+    """What compares them runs in Optax alone where nothing is compiled."""
+    try:
+        optimizer = optax.inject_hyperparams(FACTORIES[name])(learning_rate=RATE)
+        optimizer.update(PARAMS, optimizer.init(PARAMS), PARAMS)
+    except TypeError:
+        pytest.skip("Optax cannot do it either")
+    try:
+        found = hetjax.fit(loss_fn, PARAMS, optimizer, DATA, local="virtual", **FIELDS)
+    except ValueError as error:
+        (names,) = re.findall(r"static_args=(\(.*\))\)", str(error))
+        static = optax.inject_hyperparams(FACTORIES[name], static_args=ast.literal_eval(names))
+        found = hetjax.fit(
+            loss_fn, PARAMS, static(learning_rate=RATE), DATA, local="virtual", **FIELDS
+        )
+        assert name == "adafactor"
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(found.params))
