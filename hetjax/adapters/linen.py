@@ -55,6 +55,8 @@ def linen_loss(
     """
     fits.check_model("linen_loss", module, linen.Module)
     caller = _Caller("linen_loss", module, variables, wrt, mutable)
+    if "_overwrite_with_gradient" in variables:
+        raise ValueError("linen_loss: gradients overwrite Fp8 scales; give dtype=jnp.bfloat16")
 
     def rngs_of(key: jax.Array) -> dict[str, jax.Array]:
         return {name: fits.fold(key, index) for index, name in enumerate(streams)}

@@ -13,7 +13,7 @@ from flax import errors, nnx
 from hetjax.adapters import fits
 from hetjax.losses import forwarding
 
-_HINT = "Keep it by nnx_loss(…, state=(nnx.BatchStat, …)); if it is trained call nnx.clone(layer)"
+_HINT = "Keep it as a variable, by nnx_loss(…, state=…); if it is trained call nnx.clone(layer)"
 
 
 def nnx_loss(
@@ -171,17 +171,21 @@ class _Maker:
         """`(function(model), the model's state afterwards)`.
 
         Raises:
-          ValueError: the call changed variables that are neither state nor random streams.
+          ValueError: the call changed variables that are neither state nor random streams, or
+            numbers in attributes, otherwise each time.
         """
 
         def again(before: Any) -> Any:
             built = self.build(params, model_state)
             nnx.update(built, before)
             function(built)
+            if (once := _attributes(built)) != attributes:  # each call may set the same
+                function(built)
+                changed.extend(path for path, _ in _attributes(built).items() - once.items())
             return jax.tree.leaves(nnx.state(built, self._constant))
 
         built = self.build(params, model_state)
-        before = nnx.state(built, self._constant)
+        before, attributes = nnx.state(built, self._constant), _attributes(built)
         values = dict(jax.tree.leaves_with_path(before))
         try:
             found = function(built)
@@ -191,12 +195,22 @@ class _Maker:
         after = dict(jax.tree.leaves_with_path(nnx.state(built, self._constant)))
         changed = sorted(after.keys() ^ values.keys(), key=str)
         others = {path for path, value in values.items() if after.get(path) is not value}
-        if not changed and not others <= self._handed_on:
+        if not changed and (_attributes(built) != attributes or not others <= self._handed_on):
             # They are other objects, but `remat` and its like give back all that went in.
             is_other = forwarding.changed(again, before)
-            changed = [path for path, other in zip(values, is_other, strict=True) if other]
+            changed += [path for path, other in zip(values, is_other, strict=True) if other]
         if changed:
             where = fits.named(map(fits.dotted, changed))
             raise ValueError(fits.CHANGES.format(where=where, hint=_HINT))
         self._handed_on |= others
         return found, nnx.to_pure_dict(nnx.state(built, self._changes))
+
+
+def _attributes(model: Any) -> dict[Any, str]:
+    """Numbers and texts that a model has as attributes, by path."""
+    return {
+        tuple(map(jax.tree_util.DictKey, (*path, name))): repr(value)
+        for path, module in nnx.iter_modules(model)
+        for name, value in vars(module).items()
+        if isinstance(value, int | float | str | tuple | None)
+    }

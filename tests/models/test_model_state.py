@@ -40,6 +40,7 @@ class Block(nnx.Module):
         self.codebook = Codebook(jnp.zeros(4))
         self.drop = nnx.Dropout(0.1, rngs=rngs)
         self.change = change
+        self.calls, self.shape, self.seen = 0, None, None
 
     def __call__(self, x):
         self.change(self, x)
@@ -68,6 +69,15 @@ def made_anew(block, x):
 
 def first_statistics(block, x):
     block.last = nnx.BatchStat(x.mean())
+
+
+def counts_in_python(block, x):
+    block.calls += 1
+
+
+def sets_alike(block, x):
+    block.shape, block.seen = x.shape, x
+    block.train()
 
 
 def averages_in_training(block, x):
@@ -100,7 +110,13 @@ MODELS = {
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize(
     ("change", "named"),
-    [(counts, "count"), (averages, "mean"), (moves, "codebook"), (moves_bias, "linear.bias")],
+    [
+        (counts, "count"),
+        (counts_in_python, "calls"),
+        (averages, "mean"),
+        (moves, "codebook"),
+        (moves_bias, "linear.bias"),
+    ],
 )
 def test_a_model_that_changes_variables_is_refused_and_they_are_named(name, change, named):
     model = MODELS[name](nnx.Rngs(0), change)
@@ -111,9 +127,9 @@ def test_a_model_that_changes_variables_is_refused_and_they_are_named(name, chan
             jax.eval_shape(loss_fn, params, BATCH, rng)
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_a_model_that_only_has_variables_trains(name):
-    loss_fn, params = adapters.nnx_loss(MODELS[name](nnx.Rngs(0)), loss)
+@pytest.mark.parametrize(("name", "change"), [*((n, None) for n in MODELS), ("plain", sets_alike)])
+def test_a_model_that_has_variables_or_sets_attributes_alike_trains(name, change):
+    loss_fn, params = adapters.nnx_loss(MODELS[name](nnx.Rngs(0), *filter(None, [change])), loss)
     assert jax.eval_shape(loss_fn, params, BATCH, jax.random.key(0)).shape == (6,)
 
 
