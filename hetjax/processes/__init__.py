@@ -1,7 +1,7 @@
 """The processes of a run: who belongs to it, and how they tell each other things.
 
 - `membership` says who this process is; `join` joins the others.
-- `arrivals` hears who has not joined yet.
+- `hosts` says on which machine each process runs, and whether all can be reached.
 - `gpus` says which GPUs a process sees, which is its own, and whether processes share one.
 - `board` holds small values that all processes see.
 - `exchange` carries a short message a round from each process of a machine to each.

@@ -13,12 +13,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from hetjax import compiled, messages
-from hetjax.processes import arrivals, gpus, membership, notices, place, waits, watch
 from hetjax.processes import board as board_lib
+from hetjax.processes import gpus, hosts, membership, notices, place, waits, watch
 
-_LOOK_SECS = 1.0
 _is_alone = False  # this process is to train alone, as `membership` said
-_hosts: dict[int, arrivals.Host] = {}  # of each process, when all have told theirs
+_hosts: dict[int, hosts.Host] = {}  # of each process, when all have told theirs
 
 
 @contextlib.contextmanager
@@ -73,8 +72,8 @@ def join(member: membership.Member | None) -> None:
     }
     is_local = False
     if member.coordinator is not None:
-        host, port = arrivals.address_of(member.coordinator)
-        is_local = host in arrivals.LOOPBACK
+        host, port = hosts.address_of(member.coordinator)
+        is_local = host in hosts.LOOPBACK
         if is_local:
             options["coordinator_bind_address"] = member.coordinator
         if member.process_id == 0:
@@ -106,11 +105,11 @@ def _tell_hosts() -> None:
     """Tells all processes on which machine each of them is, and which GPUs it sees there."""
     if _hosts:
         return
-    own, here = board_lib.runtime(), arrivals.own_host()
+    own, here = board_lib.runtime(), hosts.own_host()
     asked = range(own.num_processes), float("inf")  # they may load their data first
     what = "say on which machine it is"
     told = board_lib.Board("hosts").gather(own.process_id, here, *asked, what=what)
-    _hosts.update({process: arrivals.Host(*host) for process, host in told.items()})
+    _hosts.update({process: hosts.Host(*host) for process, host in told.items()})
 
 
 def machines() -> list[list[int]]:
@@ -138,27 +137,16 @@ def _patience(member: membership.Member, start_secs: int) -> Iterator[None]:
     """
     joined, began = threading.Event(), time.monotonic()
     who = f"process {member.process_id} of {member.num_processes}"
-    arrived = arrivals.Arrivals(member.process_id, member.num_processes)
 
     def wait() -> None:
-        times, trouble = 0, ""
-        while not joined.wait(min(_LOOK_SECS, notices.PERIOD_SECS)):
+        secs = 0.0
+        while not joined.wait(max(0.0, min(notices.PERIOD_SECS, start_secs - secs))):
             secs = time.monotonic() - began
-            coordinator = member.coordinator or board_lib.runtime().coordinator_address
-            if coordinator and not arrived.has_met:
-                before, trouble = trouble, arrived.meet(coordinator)
-                if trouble and not before:
-                    messages.say(f"{who} {trouble}")
-            arrived.turn()
             if secs >= start_secs:
-                reason = trouble or f"not all were there after {start_secs} s (HETJAX_START_SECS)"
+                reason = f"not all were there after {start_secs} s (HETJAX_START_SECS)"
                 print(_not_joined(member, reason), file=sys.stderr, flush=True)
                 os._exit(2)
-            if secs >= notices.PERIOD_SECS * (times + 1):
-                times = int(secs / notices.PERIOD_SECS)
-                whom = _waited_for(member, coordinator, arrived.missing())
-                messages.say(f"{who} has waited {secs:.0f} s for {whom}")
-        arrived.close()
+            messages.say(f"{who} has waited {secs:.0f} s for {_waited_for(member)}")
 
     threading.Thread(target=wait, name="hetjax-join", daemon=True).start()
     try:
@@ -167,15 +155,12 @@ def _patience(member: membership.Member, start_secs: int) -> Iterator[None]:
         joined.set()
 
 
-def _waited_for(
-    member: membership.Member, coordinator: str | None, missing: set[int] | None
-) -> str:
-    if missing:
-        return f"{notices.named(missing)} to join"
+def _waited_for(member: membership.Member) -> str:
     others = f"the other {member.num_processes - 1} processes to join"
-    if member.process_id and missing is None:  # process 0 has not answered, or UDP is kept out
-        return f"process 0 at {coordinator or 'an address that JAX looks for'}, or {others}"
-    return others
+    if not member.process_id:
+        return others
+    coordinator = member.coordinator or board_lib.runtime().coordinator_address
+    return f"process 0 at {coordinator or 'an address that JAX looks for'}, or {others}"
 
 
 def _not_joined(member: membership.Member, reason: str) -> str:
@@ -252,7 +237,7 @@ def check_joined() -> None:
         _tell_hosts()
         with waits.Wait("start its devices"):
             jax.local_devices()
-        if (said := arrivals.unreachable(_hosts)) and jax.default_backend() == "cpu":
+        if (said := hosts.unreachable(_hosts)) and jax.default_backend() == "cpu":
             raise ValueError(said)
         return
     number = os.environ.get("HETJAX_NUM_PROCESSES", "1")

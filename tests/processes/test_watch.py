@@ -7,7 +7,6 @@ import sys
 import pytest
 
 from hetjax.processes import (
-    arrivals,
     beacons,
     board,
     endings,
@@ -156,7 +155,6 @@ def test_the_loss_of_another_is_no_end_of_its_own(shared):
 
 def test_who_waits_to_join_says_so(capsys, monkeypatch):
     monkeypatch.setattr(notices, "PERIOD_SECS", 0.02)
-    monkeypatch.setattr(arrivals.Arrivals, "meet", lambda self, coordinator: "")
     for place in (
         membership.Member(0, 3, "host:7000"),
         membership.Member(2, 3, "host:7000"),
