@@ -4,8 +4,8 @@ JAX has no public interface for two things that this takes. This module alone us
 If JAX has changed, programs are compiled as often as JAX does by itself.
 """
 
-import collections
 import contextlib
+import functools
 import hashlib
 import inspect
 import os
@@ -123,41 +123,12 @@ def _share_between_devices() -> None:
         cache_key._hash_serialized_compile_options = without_device
 
 
-class _Loaded:
-    """The programs that this process has loaded, by the digest that finds them on disk.
+def loaded_programs() -> Any:
+    """`(key, backend, devices) -> [program]`, or [] of one that this process has not loaded.
 
-    `jax.clear_caches()` empties it: JAX calls the methods that `functools.lru_cache` has, too.
+    The key finds it on disk, too. `jax.clear_caches()` empties it, as any `functools.lru_cache`.
     """
-
-    def __init__(self) -> None:
-        self._programs: collections.OrderedDict[Any, Any] = collections.OrderedDict()
-        self._lock = threading.Lock()
-
-    def find(self, key: str, backend: Any, devices: Any) -> Any:
-        place = key, id(backend), tuple(device.id for device in devices)
-        with self._lock:
-            program, of = self._programs.get(place, (None, None))
-            if program is not None and of is backend:
-                self._programs.move_to_end(place)
-                return program
-        return None
-
-    def hold(self, key: str, backend: Any, devices: Any, program: Any) -> None:
-        place = key, id(backend), tuple(device.id for device in devices)
-        with self._lock:
-            self._programs[place] = program, backend
-            while len(self._programs) > _MOST_LOADED:
-                self._programs.popitem(last=False)
-
-    def cache_clear(self) -> None:
-        with self._lock:
-            self._programs.clear()
-
-    def cache_info(self) -> str:
-        return f"{len(self._programs)} programs"
-
-    def cache_keys(self) -> list[Any]:
-        return list(self._programs)
+    return functools.lru_cache(_MOST_LOADED)(lambda key, backend, devices: [])
 
 
 def _hold_loaded() -> None:
@@ -177,20 +148,24 @@ def _hold_loaded() -> None:
             return
         if list(inspect.signature(compile_anew).parameters) != _COMPILE:
             return
-        loaded = _Loaded()
+        loaded = loaded_programs()
         util.register_cache(loaded, "programs that hetjax holds")
     except (ImportError, AttributeError):
         return
 
+    def place_of(key: str, backend: Any, devices: Any) -> list[Any]:
+        return loaded(key, backend, tuple(device.id for device in devices))
+
     def held_or_read(
         name: str, key: str, options: Any, backend: Any, devices: Any, callbacks: Any = ()
     ) -> tuple[Any, int | None]:
-        if (program := loaded.find(key, backend, devices)) is not None:
-            return program, 0
+        place = place_of(key, backend, devices)
+        if place:
+            return place[0], 0
         more = (callbacks,) if len(of_read) > 5 else ()
         program, secs = read(name, key, options, backend, devices, *more)
         if program is not None and not callbacks:
-            loaded.hold(key, backend, devices, program)
+            place[:] = [program]
         return program, secs
 
     def compile_and_hold(
@@ -198,7 +173,7 @@ def _hold_loaded() -> None:
     ) -> Any:
         program = compile_anew(backend, computation, devices, options, callbacks, *named)
         if not callbacks:
-            loaded.hold(named[-1], backend, devices, program)
+            place_of(named[-1], backend, devices)[:] = [program]
         return program
 
     held_or_read.holds = True  # type: ignore[attr-defined]

@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 
-import jax
 import pytest
 from jax._src import compiler, lru_cache
 
@@ -122,14 +121,14 @@ def test_another_learning_rate_compiles_nothing_and_reads_nothing(tmp_path):
 
 def test_no_more_programs_are_in_memory_than_may_be(monkeypatch):
     monkeypatch.setattr(compiled, "_MOST_LOADED", 2)
-    loaded, backend = compiled._Loaded(), object()
+    loaded, backend = compiled.loaded_programs(), object()
     for key in ("first", "second", "third"):
-        loaded.hold(key, backend, jax.devices()[:1], key)
-        assert loaded.find("first", backend, jax.devices()[:1]) == "first"
-    assert len(loaded.cache_keys()) == 2
-    assert loaded.find("second", backend, jax.devices()[:1]) is None  # used longest ago
-    assert loaded.find("third", backend, jax.devices()[1:2]) is None
-    assert loaded.find("third", object(), jax.devices()[:1]) is None
+        loaded(key, backend, (0,))[:] = [key]
+        assert loaded("first", backend, (0,)) == ["first"]
+    assert loaded.cache_info().currsize == 2
+    assert loaded("second", backend, (0,)) == []  # used longest ago
+    assert loaded("third", backend, (1,)) == []
+    assert loaded("third", object(), (0,)) == []
 
 
 def test_a_directory_that_cannot_be_made_is_told(tmp_path, capsys):
