@@ -11,10 +11,9 @@ import inspect
 import os
 import pathlib
 import platform
-import threading
 from typing import Any
 
-from hetjax import messages, whole
+from hetjax import messages
 
 OFF = "off"
 AUTO = "auto"
@@ -41,7 +40,6 @@ def keep(where: str = AUTO) -> None:
     if where == OFF or not has.jax_enable_compilation_cache:
         return
     _share_between_devices()
-    _write_whole()
     _hold_loaded()
     if has.jax_compilation_cache_dir and where == AUTO:
         return
@@ -181,33 +179,6 @@ def _hold_loaded() -> None:
     compiler._compile_and_write_cache = compile_and_hold  # type: ignore[assignment]
 
 
-def _write_whole() -> None:
-    """Lets a program appear in the cache all at once.
-
-    JAX (0.10 to 0.12) writes in place, so other processes could read half a program. If the writer
-    were killed, half would stay, to be refused and compiled anew each time.
-    """
-    try:
-        from jax._src import lru_cache
-
-        suffix, put_in_place = lru_cache._CACHE_SUFFIX, lru_cache.LRUCache.put
-    except (ImportError, AttributeError):
-        return
-
-    def put(cache: lru_cache.LRUCache, key: str, value: bytes) -> None:
-        if cache.eviction_enabled:  # JAX has a lock then
-            put_in_place(cache, key, value)
-            return
-        entry = cache.path / f"{key}{suffix}"
-        if not entry.exists():
-            with whole.written(entry) as part:
-                part.write_bytes(value)
-
-    if not getattr(put_in_place, "is_whole", False):
-        put.is_whole = True  # type: ignore[attr-defined]
-        lru_cache.LRUCache.put = put  # type: ignore[assignment, method-assign]
-
-
 def write_from_all_processes() -> None:
     """Lets each process of a launcher write what it compiles to the compilation cache.
 
@@ -232,5 +203,4 @@ def write_from_all_processes() -> None:
             with contextlib.suppress(Exception):  # a full disk: the next process compiles again
                 compilation_cache.put_executable_and_time(key, name, program, backend, int(secs))
 
-    _write_whole()
     compiler._cache_write = write  # type: ignore[assignment]

@@ -5,30 +5,8 @@ import subprocess
 import sys
 
 import pytest
-from jax._src import compiler, lru_cache
 
 from hetjax import compiled
-
-
-def test_of_a_writer_that_ends_meanwhile_no_half_of_a_program_is_kept(monkeypatch, tmp_path):
-    monkeypatch.setattr(compiler, "_cache_write", compiler._cache_write)  # put back at the end
-    monkeypatch.setattr(lru_cache.LRUCache, "put", lru_cache.LRUCache.put)
-    compiled.write_from_all_processes()
-    cache = lru_cache.LRUCache(str(tmp_path), max_size=-1)
-
-    def end_meanwhile(path, data):
-        with open(path, "wb") as file:
-            file.write(data[: len(data) // 2])
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(type(cache.path), "write_bytes", end_meanwhile)
-        with pytest.raises(KeyboardInterrupt):
-            cache.put("program", b"0123456789")
-    assert cache.get("program") is None
-    assert not list(tmp_path.glob("program*"))
-    cache.put("program", b"0123456789")
-    assert cache.get("program") == b"0123456789"
 
 
 TWICE = """
