@@ -8,7 +8,6 @@ import pytest
 
 from hetjax import compiled
 
-
 TWICE = """
 import pathlib, sys, threading
 import hetjax
