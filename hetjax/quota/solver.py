@@ -13,6 +13,7 @@ only the others are placed one by one. `largest_remainder` divides in proportion
 `estimate.py` finds the costs, and `fitted.py` decides whether a move is worth it.
 """
 
+import bisect
 import dataclasses
 import heapq
 import numbers
@@ -231,14 +232,9 @@ def continuous_bound_secs(
         part = np.clip((level - overhead) / secs, 0, limits)
         return float(np.where(full <= level, limits, part).sum())
 
-    below, above = 0, levels.size - 1  # amount(levels[below]) < total ≤ amount(levels[above])
-    while above - below > 1:
-        middle = (below + above) // 2
-        if amount(levels[middle]) < total:
-            below = middle
-        else:
-            above = middle
-    level = levels[below]
+    # amount(levels[above - 1]) < total ≤ amount(levels[above])
+    above = bisect.bisect_left(levels, float(total), 1, levels.size - 1, key=amount)
+    level = levels[above - 1]
     rate = (1.0 / secs)[(overhead <= level) & (full > level)].sum()
     if rate == 0:
         return float(level)
