@@ -1,6 +1,7 @@
 """The few operations on pytrees that optax and jax lack."""
 
 import functools
+import itertools
 from typing import Any
 
 import jax
@@ -42,6 +43,15 @@ def all_finite(tree: types.PyTree) -> jax.Array:
     arrays = map(jnp.asarray, jax.tree.leaves(tree))
     leaves = [wide(x) for x in arrays if jax.dtypes.issubdtype(x.dtype, jnp.inexact)]
     return jnp.all(jnp.stack([jnp.isfinite(jnp.sum(x)) for x in leaves] or [jnp.bool_(True)]))
+
+
+def of_vector(vector: jax.Array, like: types.PyTree) -> types.PyTree:
+    """The leaves that lie in a vector one after the other, in its own type; traceable."""
+    leaves, treedef = jax.tree.flatten(like)
+    ends = [0, *itertools.accumulate(leaf.size for leaf in leaves)]
+    parts = (vector[start:stop] for start, stop in itertools.pairwise(ends))
+    shaped = [part.reshape(leaf.shape) for part, leaf in zip(parts, leaves, strict=True)]
+    return jax.tree.unflatten(treedef, shaped)
 
 
 def wider(*dtypes: Any) -> Any:

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from hetjax import trees
 from hetjax.bilevel import lower as lower_lib
 from hetjax.bilevel import machine, trajectory, vectors
 from hetjax.bilevel.problem import UPPER, Kind, What
@@ -169,11 +170,5 @@ class Forward(Unrolled):
     def gathered(self, carry: Trajectory) -> Trajectory:
         """`d_x F + Z' d_y F`; the adjoint is the upper gradient."""
         along = jax.vmap(lambda dy: vectors.inner(dy, carry.adjoint[0]))(carry.tangents.y)
-        leaves, treedef = jax.tree.flatten(carry.x)
-        parts, start = [], 0
-        for leaf in leaves:
-            part = along[start : start + leaf.size].reshape(leaf.shape)
-            parts.append(part.astype(leaf.dtype))
-            start += leaf.size
-        indirect = jax.tree.unflatten(treedef, parts)
+        indirect = trees.of_vector(along, carry.x)
         return carry._replace(grad_x=vectors.add(carry.grad_x, indirect))

@@ -85,9 +85,5 @@ def size_of(x: PyTree) -> int:
 
 def basis(x: PyTree) -> PyTree:
     """A tangent of x for each of its numbers: leaves `[n, ...]`."""
-    leaves, treedef = jax.tree.flatten(x)
-    num, start, tangents = size_of(x), 0, []
-    for leaf in leaves:
-        tangents.append(jnp.eye(num, leaf.size, -start, leaf.dtype).reshape(num, *leaf.shape))
-        start += leaf.size
-    return jax.tree.unflatten(treedef, tangents)
+    units = jnp.eye(size_of(x), dtype=dtype_of(x))
+    return jax.vmap(lambda unit: like(trees.of_vector(unit, x), x))(units)

@@ -205,8 +205,7 @@ def coordinate(running_sum: PyTree, signed_sum: PyTree, axis_name: str) -> tuple
         this one; a signed sum of zeros gets +1.
     """
     num_workers = jax.lax.axis_size(axis_name)
-    leaves, treedef = jax.tree.flatten(running_sum)
-    u_leaves = jax.tree.leaves(signed_sum)
+    leaves, u_leaves = jax.tree.leaves(running_sum), jax.tree.leaves(signed_sum)
     dtype = _sum_dtype(*leaves, *u_leaves)
     u = _exchange(_flat(u_leaves, dtype)[None], axis_name)[0]  # [W, d / W]
     rank, chunk = jax.lax.axis_index(axis_name), u.shape[1]
@@ -214,12 +213,9 @@ def coordinate(running_sum: PyTree, signed_sum: PyTree, axis_name: str) -> tuple
     r = jnp.pad(r, (0, chunk * num_workers - r.size)).reshape(num_workers, chunk)[rank]
     signs = _signs_of_shards(u, r, axis_name)
     change = jax.lax.all_gather(_dot(signs, u), axis_name, tiled=True)
-    starts = [sum(leaf.size for leaf in leaves[:i]) for i in range(len(leaves))]
-    summed = [
-        (leaf + change[start : start + leaf.size].reshape(leaf.shape)).astype(leaf.dtype)
-        for leaf, start in zip(leaves, starts, strict=True)
-    ]
-    return jax.tree.unflatten(treedef, summed), signs[rank].astype(jnp.int8)
+    changes = trees.of_vector(change, running_sum)
+    summed = jax.tree.map(lambda r, by: (r + by).astype(r.dtype), running_sum, changes)
+    return summed, signs[rank].astype(jnp.int8)
 
 
 def coordinate_array(running_sum: PyTree, signed_sum: PyTree) -> tuple[PyTree, jax.Array]:

@@ -17,7 +17,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from hetjax import mesh as mesh_lib
-from hetjax import types
+from hetjax import trees, types
 from hetjax.processes import halves, shared_sums, waits
 from hetjax.processes import meeting as meeting_lib
 from hetjax.processes import place as place_lib
@@ -109,7 +109,7 @@ class ApartSums(meeting_lib.Sums):
     def totals(
         self, contributed: types.Contribution, metrics: types.SyncMetrics
     ) -> tuple[types.PyTree, jax.Array]:
-        return shared_sums.opened(contributed.sums, self._like), metrics.weight_sum
+        return trees.of_vector(contributed.sums, self._like), metrics.weight_sum
 
     @property
     def num_bytes(self) -> int:

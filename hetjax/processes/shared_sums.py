@@ -18,7 +18,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from hetjax import memory, types
+from hetjax import memory, trees, types
 from hetjax import mesh as mesh_lib
 from hetjax.processes import exchange, meeting
 
@@ -101,16 +101,7 @@ class SharedSums(meeting.Sums):
     def totals(
         self, contributed: types.Contribution, metrics: types.SyncMetrics
     ) -> tuple[types.PyTree, jax.Array]:
-        return opened(contributed.sums, self._like), metrics.weight_sum
-
-
-def opened(total: jax.Array, like: types.PyTree) -> types.PyTree:
-    """The leaves that lie in a vector one after the other; traceable."""
-    leaves, start = [], 0
-    for leaf in jax.tree.leaves(like):
-        leaves.append(total[start : start + leaf.size].reshape(leaf.shape).astype(leaf.dtype))
-        start += leaf.size
-    return jax.tree.unflatten(jax.tree.structure(like), leaves)
+        return trees.of_vector(contributed.sums, self._like), metrics.weight_sum
 
 
 def _of_machine(mesh: Mesh, sockets: exchange.Exchange) -> list[int]:
