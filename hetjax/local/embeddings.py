@@ -18,7 +18,7 @@ from hetjax import debugging, trees, types
 from hetjax import mesh as mesh_lib
 from hetjax.config import experiment as config_lib
 from hetjax.config import kinds
-from hetjax.local import rules
+from hetjax.local import gradients, rules
 from hetjax.losses import batch_loss
 from hetjax.losses import loss as losses_lib
 
@@ -31,14 +31,6 @@ class Handed(NamedTuple):
     direct: list[Any]  # its gradient in the parameters that it uses itself
     value: Any  # f[]: the loss
     counts: Any  # i32[]: the microbatch with which the last two are counted
-
-
-class Pulled(NamedTuple):
-    """What a worker adds up in the second pass."""
-
-    grad_sum: types.PyTree
-    loss_sum: jax.Array
-    weight_sum: jax.Array  # f32[]: 1 of the worker with the microbatch that counts
 
 
 class Passes:
@@ -121,19 +113,16 @@ class Passes:
     def _second(self, embedded: Callable) -> rules.LocalRule:
         """Pulls the gradient of the loss in the embeddings back through each microbatch."""
 
-        def begin(shared: types.Shared, worker: tuple) -> tuple[tuple, Pulled]:
-            leaves = jax.tree.leaves(shared.params)
-            scalar = trees.wider(*map(jnp.result_type, leaves), jnp.float32)
-            zero = jnp.zeros((), scalar)
-            return worker, Pulled(trees.accumulator_zeros(shared.params), zero, zero)
+        def begin(shared: types.Shared, worker: tuple) -> tuple[tuple, gradients.GradientSums]:
+            return worker, gradients.zeros(shared.params)
 
         def add(
             shared: types.Shared,
             worker: tuple,
-            sums: Pulled,
+            sums: gradients.GradientSums,
             microbatch: types.Microbatch,
             rng: jax.Array,
-        ) -> tuple[tuple, Pulled]:
+        ) -> tuple[tuple, gradients.GradientSums]:
             handed: Handed = shared.given
             place = jnp.argmax(handed.first_ids == microbatch.example_ids[0])
             counts = place == handed.counts
@@ -147,13 +136,13 @@ class Passes:
             for index, direct in zip(self._uses, handed.direct, strict=True):
                 totals[index] += jnp.where(counts, direct, 0).astype(totals[index].dtype)
             loss = jnp.where(finite, jnp.where(counts, handed.value, 0), jnp.nan)
-            return worker, Pulled(
+            return worker, gradients.GradientSums(
                 jax.tree.unflatten(treedef, totals),
                 sums.loss_sum + loss.astype(sums.loss_sum.dtype),
                 sums.weight_sum + counts.astype(sums.weight_sum.dtype),
             )
 
-        def finish(shared: types.Shared, worker: tuple, sums: Pulled) -> tuple:
+        def finish(shared: types.Shared, worker: tuple, sums: gradients.GradientSums) -> tuple:
             return worker, sums.grad_sum, sums.weight_sum
 
         return rules.LocalRule(

@@ -71,25 +71,17 @@ def gradient_sums(
         rng: jax.Array,
     ) -> tuple[tuple, GradientSums]:
         losses = losses_of(microbatch, rng, shared.model_state)
+        if weights_vary:
+            found, *grads = _both(losses, shared.params, loss_divisor)
+            return take(worker, sums, *found, *((each,) for each in grads))
 
         def objective(params: types.PyTree) -> tuple[jax.Array, Any]:
             values, weights = losses(params)
             return jnp.sum(values), weights.sum()
 
         value_and_grad = jax.value_and_grad(objective, has_aux=True)
-        (loss_sum, weight_sum), grads = value_and_grad(shared.params)
-        return take(worker, sums, loss_sum, weight_sum, (grads,))
-
-    def add_both(
-        shared: types.Shared,
-        worker: tuple,
-        sums: GradientSums,
-        microbatch: types.Microbatch,
-        rng: jax.Array,
-    ) -> tuple[tuple, GradientSums]:
-        losses = losses_of(microbatch, rng, shared.model_state)
-        found, *grads = _both(losses, shared.params, loss_divisor)
-        return take(worker, sums, *found, *((each,) for each in grads))
+        (loss_sum, weight_sum), of_losses = value_and_grad(shared.params)
+        return take(worker, sums, loss_sum, weight_sum, (of_losses,))
 
     def take(worker: tuple, sums: GradientSums, *found: Any) -> tuple[tuple, GradientSums]:
         return worker, _added(loss_divisor, sums, *found)
@@ -101,7 +93,7 @@ def gradient_sums(
 
     rule = rules.LocalRule(
         begin,
-        add_both if weights_vary else add,
+        add,
         finish,
         losses=losses_of,
         take=take,
