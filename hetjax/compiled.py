@@ -7,10 +7,12 @@ If JAX has changed, programs are compiled as often as JAX does by itself.
 import contextlib
 import functools
 import hashlib
+import importlib
 import inspect
 import os
 import pathlib
 import platform
+from collections.abc import Callable
 from typing import Any
 
 from hetjax import messages
@@ -89,6 +91,23 @@ def _prune(directory: pathlib.Path) -> None:
         excess -= size
 
 
+def _replace(module: str, name: str, parameters: list[str], make: Callable[[Any], Any]) -> None:
+    """Puts `make(plain)` in the place of a private function of JAX, once.
+
+    Nothing where JAX has no such function, or one of other parameters; one more may follow.
+    """
+    try:
+        home = importlib.import_module(f"jax._src.{module}")
+        plain = getattr(home, name)
+    except (ImportError, AttributeError):
+        return
+    found = list(inspect.signature(plain).parameters)
+    if parameters in (found, found[:-1]) and not getattr(plain, "is_of_hetjax", False):
+        made: Any = functools.wraps(plain)(make(plain))
+        made.is_of_hetjax = True
+        setattr(home, name, made)
+
+
 def _share_between_devices() -> None:
     """Lets a CPU device load what was compiled for another one, if JAX computes on CPUs.
 
@@ -97,110 +116,90 @@ def _share_between_devices() -> None:
     """
     import jax
 
-    if jax.default_backend() != "cpu":
-        return
-    try:
-        from jax._src import cache_key
+    def without_device(plain: Callable) -> Callable:
+        def hashed(hash_obj: Any, options: Any, strip_device_assignment: bool = False) -> Any:
+            assigned = options.device_assignment
+            is_of_one = assigned is not None and assigned.computation_count() == 1
+            is_of_one = is_of_one and assigned.replica_count() == 1
+            return plain(hash_obj, options, strip_device_assignment or is_of_one)
 
-        plain = cache_key._hash_serialized_compile_options
-        if list(inspect.signature(plain).parameters) != _HASH_OPTIONS:
-            return
-    except (ImportError, AttributeError):
-        return
+        return hashed
 
-    def without_device(
-        hash_obj: Any, compile_options_obj: Any, strip_device_assignment: bool = False
-    ) -> Any:
-        assigned = compile_options_obj.device_assignment
-        is_of_one = assigned is not None and assigned.computation_count() == 1
-        is_of_one = is_of_one and assigned.replica_count() == 1
-        return plain(hash_obj, compile_options_obj, strip_device_assignment or is_of_one)
-
-    if not getattr(plain, "shares_programs", False):
-        without_device.shares_programs = True  # type: ignore[attr-defined]
-        cache_key._hash_serialized_compile_options = without_device
+    if jax.default_backend() == "cpu":
+        options = "_hash_serialized_compile_options"
+        _replace("cache_key", options, _HASH_OPTIONS, without_device)
 
 
-def loaded_programs() -> Any:
-    """`(key, backend, devices) -> [program]`, or [] of one that this process has not loaded.
+@functools.lru_cache(_MOST_LOADED)
+def loaded(key: str, backend: Any, devices: tuple[int, ...]) -> list[Any]:
+    """A list for the program that this process has loaded; empty where it has not.
 
-    The key finds it on disk, too. `jax.clear_caches()` empties it, as any `functools.lru_cache`.
+    The key finds it on disk, too.
     """
-    return functools.lru_cache(_MOST_LOADED)(lambda key, backend, devices: [])
+    return []
+
+
+def _place_of(key: str, backend: Any, devices: Any) -> list[Any]:
+    return loaded(key, backend, tuple(device.id for device in devices))
 
 
 def _hold_loaded() -> None:
     """Has a program that is loaded already not loaded again: to link a large one takes a second.
 
     JAX (0.10 to 0.12) keeps loaded programs by the Python function that they were made of, and a
-    second run has functions of its own.
+    second run has functions of its own. `jax.clear_caches()` lets all of them go.
     """
-    try:
-        from jax._src import compiler, util
 
-        read, compile_anew = compiler._cache_read, compiler._compile_and_write_cache
-        if getattr(read, "holds", False):
-            return
-        of_read = list(inspect.signature(read).parameters)
-        if of_read[:5] != _CACHE_READ or len(of_read) > 6:
-            return
-        if list(inspect.signature(compile_anew).parameters) != _COMPILE:
-            return
-        loaded = loaded_programs()
+    def held_or_read(read: Callable) -> Callable:
+        def found(name: str, key: str, options: Any, backend: Any, devices: Any, *more: Any) -> Any:
+            place = _place_of(key, backend, devices)
+            if place:
+                return place[0], 0
+            program, secs = read(name, key, options, backend, devices, *more)
+            if program is not None and not any(more):  # callbacks
+                place[:] = [program]
+            return program, secs
+
+        return found
+
+    def compiled_and_held(compile_anew: Callable) -> Callable:
+        def made(backend: Any, computation: Any, devices: Any, *more: Any) -> Any:
+            program = compile_anew(backend, computation, devices, *more)
+            _, callbacks, _, key = more
+            if not callbacks:
+                _place_of(key, backend, devices)[:] = [program]
+            return program
+
+        return made
+
+    with contextlib.suppress(ImportError, AttributeError):
+        from jax._src import util
+
         util.register_cache(loaded, "programs that hetjax holds")
-    except (ImportError, AttributeError):
-        return
-
-    def place_of(key: str, backend: Any, devices: Any) -> list[Any]:
-        return loaded(key, backend, tuple(device.id for device in devices))
-
-    def held_or_read(
-        name: str, key: str, options: Any, backend: Any, devices: Any, callbacks: Any = ()
-    ) -> tuple[Any, int | None]:
-        place = place_of(key, backend, devices)
-        if place:
-            return place[0], 0
-        more = (callbacks,) if len(of_read) > 5 else ()
-        program, secs = read(name, key, options, backend, devices, *more)
-        if program is not None and not callbacks:
-            place[:] = [program]
-        return program, secs
-
-    def compile_and_hold(
-        backend: Any, computation: Any, devices: Any, options: Any, callbacks: Any, *named: Any
-    ) -> Any:
-        program = compile_anew(backend, computation, devices, options, callbacks, *named)
-        if not callbacks:
-            place_of(named[-1], backend, devices)[:] = [program]
-        return program
-
-    held_or_read.holds = True  # type: ignore[attr-defined]
-    compiler._cache_read = held_or_read  # type: ignore[assignment]
-    compiler._compile_and_write_cache = compile_and_hold  # type: ignore[assignment]
+        _replace("compiler", "_cache_read", _CACHE_READ, held_or_read)
+        _replace("compiler", "_compile_and_write_cache", _COMPILE, compiled_and_held)
 
 
 def write_from_all_processes() -> None:
     """Lets each process of a launcher write what it compiles to the compilation cache.
 
     JAX (0.10 to 0.12) lets process 0 alone write, to spare shared file systems. So the others would
-    compile what process 0 does not need anew at each restart.
+    compile all anew at each restart: to them a program has another key.
     """
     import jax
 
-    try:
-        from jax._src import compilation_cache, compiler
-
-        if list(inspect.signature(compiler._cache_write).parameters)[:5] != _CACHE_WRITE:
-            return
-    except (ImportError, AttributeError):
-        return
-
-    def write(
-        key: str, secs: float, name: str, backend: Any, program: Any, callbacks: Any = ()
-    ) -> None:
-        least = jax.config.jax_persistent_cache_min_compile_time_secs  # type: ignore[attr-defined]
-        if secs >= least and not callbacks:  # a program that calls Python cannot be kept
+    def from_all(plain: Callable) -> Callable:
+        def write(
+            key: str, secs: float, name: str, backend: Any, program: Any, callbacks: Any = ()
+        ) -> None:
+            has: Any = jax.config
+            if secs < has.jax_persistent_cache_min_compile_time_secs or callbacks:
+                return  # a program that calls Python cannot be kept
             with contextlib.suppress(Exception):  # a full disk: the next process compiles again
-                compilation_cache.put_executable_and_time(key, name, program, backend, int(secs))
+                from jax._src import compilation_cache as cache
 
-    compiler._cache_write = write  # type: ignore[assignment]
+                cache.put_executable_and_time(key, name, program, backend, int(secs))
+
+        return write
+
+    _replace("compiler", "_cache_write", _CACHE_WRITE, from_all)
