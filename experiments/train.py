@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 from absl import flags, logging
 
 from experiments import command_line, config_flag
-from hetjax.config import files
+from hetjax import paths
 from hetjax.processes import endings, join, membership, watch
 
 config_flag.define()
@@ -88,7 +88,7 @@ def main(argv: list[str]) -> None:
         _end("--workdir is missing: the directory that gets this run's files.")
     place = None
     try:
-        workdir = files.on_disk(workdir)
+        workdir = paths.on_disk(workdir)
         place = membership.find(_PROCESS_ID.value, _NUM_PROCESSES.value, _COORDINATOR.value)
         resume = {"true": True, "false": False}.get(_RESUME.value, _RESUME.value)
         asked = config_flag.is_given("local")

@@ -3,24 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import pathlib
-import re
 from typing import Any
 
 from hetjax.parts import options
-
-
-def on_disk(given: str | os.PathLike[str]) -> pathlib.Path:
-    """The absolute path of a file or directory, though a callback may change the directory.
-
-    Raises:
-      ValueError: it is an address, as of a bucket, where no run can lock, append and rename.
-    """
-    text = os.fspath(given)
-    if re.match(r"[A-Za-z][\w+.-]+:/|file:|hdfs:", text):
-        raise ValueError(f"{text!r} is an address; give a directory on a disk, or mount it as one")
-    return pathlib.Path(text).expanduser().absolute()
 
 
 def read_json(path: str | pathlib.Path) -> Any:

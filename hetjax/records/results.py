@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from hetjax import types
+from hetjax import paths, types
 from hetjax.checkpoints import checkpoint, leaves
 from hetjax.config import files
 from hetjax.records import workdir as workdir_lib
@@ -97,7 +97,7 @@ def load(
         >>> run = hetjax.load("runs/mnist")  # doctest: +SKIP
         >>> model = hetjax.nnx_model(model, run.best_params)  # doctest: +SKIP
     """
-    workdir = files.on_disk(workdir)
+    workdir = paths.on_disk(workdir)
     directory = workdir / resume.DIRECTORY
     if not (workdir / "config.json").is_file():
         raise ValueError(

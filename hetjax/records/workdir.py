@@ -6,8 +6,8 @@ import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TextIO
 
-from hetjax import whole
-from hetjax.config import files, recorded
+from hetjax import paths, whole
+from hetjax.config import recorded
 from hetjax.types import plain
 
 METRICS, SUMMARY, REPORT = "metrics.jsonl", "summary.json", "report.html"
@@ -122,7 +122,7 @@ def absolute(workdir: str | pathlib.Path | None) -> pathlib.Path | None:
     Raises:
         ValueError: it is no directory of a disk.
     """
-    return None if workdir is None else files.on_disk(workdir)
+    return None if workdir is None else paths.on_disk(workdir)
 
 
 def made_directory(workdir: pathlib.Path) -> pathlib.Path:
@@ -131,7 +131,7 @@ def made_directory(workdir: pathlib.Path) -> pathlib.Path:
     Raises:
         ValueError: it holds files of something else, or cannot be read or written.
     """
-    workdir = files.on_disk(workdir)
+    workdir = paths.on_disk(workdir)
     with _writing(workdir):
         workdir.mkdir(parents=True, exist_ok=True)
         strangers = [name for name in (METRICS, SUMMARY, REPORT) if (workdir / name).exists()]

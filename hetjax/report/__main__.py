@@ -7,7 +7,7 @@ import contextlib
 import pathlib
 from collections.abc import Sequence
 
-from hetjax.config import files as config_files
+from hetjax import paths
 from hetjax.report import bilevel, comparison, files, watching
 
 _NOTE = "The page loads nothing from elsewhere."
@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     given = parser.parse_args(arguments)
     try:
-        directories = [config_files.on_disk(directory) for directory in given.directories]
+        directories = [paths.on_disk(directory) for directory in given.directories]
         if given.watch and len(directories) > 1:
             parser.error("--watch is of one run; give one directory")
         if given.every < 1:

@@ -15,10 +15,10 @@ import jax
 import numpy as np
 
 from hetjax import mesh as mesh_lib
-from hetjax import messages, types
+from hetjax import messages, paths, types
 from hetjax.checkpoints import checkpoint, leaves
 from hetjax.config import experiment as config_lib
-from hetjax.config import files, recorded
+from hetjax.config import recorded
 from hetjax.inputs import fingerprint
 from hetjax.rounds import judged, run_state
 from hetjax.rounds import setup as setup_lib
@@ -109,7 +109,7 @@ def newest(
     Raises:
         ValueError: there is none, or it is of a run of another configuration or rule.
     """
-    directory = files.on_disk(directory)
+    directory = paths.on_disk(directory)
     if (directory / DIRECTORY).is_dir():
         directory /= DIRECTORY
     saved = checkpoint.newest(directory) if directory.is_dir() else None

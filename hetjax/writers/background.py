@@ -13,8 +13,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from hetjax import messages
-from hetjax.config import files
+from hetjax import messages, paths
 from hetjax.writers import naming, records
 
 _BATCH_SECS = 0.2  # between two looks into the queue, where all records are written
@@ -179,7 +178,7 @@ def sending(
         0,0.5
         <BLANKLINE>
     """
-    place = None if workdir is None else files.on_disk(workdir)
+    place = None if workdir is None else paths.on_disk(workdir)
     background = Background(
         check(writers), records.RunInfo(config or {}, place, first_step, tuple(sets))
     )

@@ -8,7 +8,7 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-from hetjax.config import files
+from hetjax import paths
 from hetjax.writers import records
 
 _FILE = "writers.json"
@@ -21,7 +21,7 @@ def place(run: records.RunInfo, given: str | pathlib.Path | None, name: str, fac
         Misplaced: there is neither.
     """
     if given is not None:
-        return str(files.on_disk(given))
+        return str(paths.on_disk(given))
     if run.workdir is None:
         raise records.Misplaced(f"writers.{factory}(): give it a place, or the run a workdir=")
     return str(run.workdir / name)

@@ -175,6 +175,7 @@ def test_text_is_refused_before_anything_is_compiled():
 
 N = 16
 X = np.arange(1, N + 1, dtype=np.float32) / N
+COLUMNS = {"x": X, "y": 2 * X}
 FIELDS = {"workers": 2, "local": "virtual", "microbatch_size": 4, "budget": 4, "progress": False}
 
 
@@ -187,44 +188,30 @@ def slope_of(source):
     return float(found.params)
 
 
-def records(names="x,y"):
-    return np.rec.fromarrays([X, 2 * X], names=names)
+def records():
+    return np.rec.fromarrays(COLUMNS.values(), names="x,y")
 
 
-def of_pyarrow(name):
-    pyarrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
-    table = pyarrow.table({"x": X, "y": 2 * X})
-    return {
-        "table": table,
-        "batch": table.to_batches()[0],
-        "columns": {"x": table["x"], "y": X * 2},
-    }[name]
-
-
-def of_polars():
-    return pytest.importorskip("polars", reason="polars is not installed").DataFrame(records())
-
-
-def of_pandas():
-    return pytest.importorskip("pandas", reason="pandas is not installed").DataFrame(records())
+def library(name):
+    return pytest.importorskip(name, reason=f"{name} is not installed")
 
 
 TABLES = {
     "records": records,
     "a structured array": lambda: np.array(records().tolist(), [("x", ">f4"), ("y", "f8")]),
     "a list of records": lambda: list(records()),
-    "columns of one's own": lambda: ArrowTable(x=X, y=2 * X),
-    "a table of pyarrow": lambda: of_pyarrow("table"),
-    "a batch of pyarrow": lambda: of_pyarrow("batch"),
-    "columns of pyarrow": lambda: of_pyarrow("columns"),
+    "columns of one's own": lambda: ArrowTable(**COLUMNS),
+    "a table of pyarrow": lambda: library("pyarrow").table(COLUMNS),
+    "a batch of pyarrow": lambda: library("pyarrow").RecordBatch.from_pydict(COLUMNS),
+    "columns of pyarrow": lambda: dict(COLUMNS, x=library("pyarrow").array(X)),
     "a stream of tables": lambda: hetjax.stream(
         [ArrowTable(x=X[:9], y=2 * X[:9]), records()[9:]], examples_per_epoch=N, batched=True
     ),
-    "pandas": of_pandas,
-    "polars": of_polars,
+    "pandas": lambda: library("pandas").DataFrame(COLUMNS),
+    "polars": lambda: library("polars").DataFrame(COLUMNS),
     "bytes in the other order": lambda: {"x": X.astype(">f4"), "y": (2 * X).astype(">f8")},
     "items with them": lambda: [{"x": x, "y": 2 * x} for x in X.astype(">f4").reshape(N, 1)],
-    "empty fields": lambda: {"x": X, "y": 2 * X, "none": (), "of 0": np.zeros((N, 0), ">i4")},
+    "empty fields": lambda: {**COLUMNS, "none": (), "of 0": np.zeros((N, 0), ">i4")},
     "no mask": lambda: {"x": np.ma.array(X), "y": np.ma.array(2 * X, mask=np.zeros(N, bool))},
 }
 
@@ -276,14 +263,11 @@ def test_masked_numbers_are_refused_and_left_out_by_weights(form):
 
 
 @pytest.mark.parametrize("loss", [squares, lambda p, b, rng: squares(p, {"x": b["x"] @ b["y"]})])
-def test_a_list_of_batches_is_told_of(loss):
+def test_a_list_of_batches_or_of_nothing_is_told_of(loss):
     batches = [{"x": X[at : at + 8], "y": 2 * X[at : at + 8]} for at in (0, 8)]
     with pytest.raises(ValueError, match=r"If the data are a list of batches, join.*batched=True"):
         hetjax.fit(loss, np.float32(0), optax.sgd(0.1), batches, epochs=1, **FIELDS)
     joined = hetjax.stream(batches, examples_per_epoch=N, batched=True)
     assert slope_of(joined) == pytest.approx(2, abs=0.03)
-
-
-def test_examples_that_hold_nothing_are_refused():
     with pytest.raises(ValueError, match="example 0 cannot be used: it holds nothing"):
         slope_of([()] * N)

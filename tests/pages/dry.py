@@ -21,7 +21,7 @@ def main(module, arguments):
         if isinstance(node, ast.Import | ast.ImportFrom)
         for alias in node.names
     }
-    if imported & {"app", "absl"}:
+    if imported & {"app", "absl", "command_line"}:
         ends = arguments.index("--") if "--" in arguments else len(arguments)
         arguments = [*arguments[:ends], "--only_check_args", *arguments[ends:]]
     parse = argparse.ArgumentParser.parse_args
