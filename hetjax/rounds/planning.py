@@ -71,7 +71,7 @@ def plan(
         policy=policy,
         passes=passes,
         signed=signed,
-        active=setup.exchanges(index),
+        active=setup.methods.reducer.active(index),
         programs=setup.programs.of(kind, signed=signed),
         given=given,
         is_again=again is not None,
@@ -101,7 +101,7 @@ def warm_up_plan(
         policy=None,
         passes=state.passes,
         signed=signed,
-        active=setup.exchanges(0),
+        active=setup.methods.reducer.active(0),
         programs=setup.programs.of(kind, signed=signed),
         given=given,
     )

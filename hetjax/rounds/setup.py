@@ -6,7 +6,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 
@@ -176,11 +176,6 @@ class Setup:
         for one worker. A user's may have other reasons to be asked."""
         has_choice = len(self.where.devices) > 1 or self.policy_form is not None
         return self.speeds.trace is None and has_choice
-
-    def exchanges(self, round_index: int) -> Any:
-        """Those of a round, of a reducer that gossips: bool[M]; () of others."""
-        mixing = self.methods.reducer.mixing
-        return () if mixing is None else mixing.gossip.active(round_index)
 
     @functools.cached_property
     def policy_name(self) -> str:

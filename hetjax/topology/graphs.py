@@ -151,7 +151,8 @@ def torus(num_workers: int) -> Graph:
       [[0, 1], [0, 2], [0, 3], [1, 2], [1, 4], [2, 5], [3, 4], [3, 5], [4, 5]]
     """
     options.integer(at_least=1).check(f"{_PLACE}num_workers", num_workers)
-    rows = _torus_rows(num_workers)
+    # The largest divisor of n that is at most √n.
+    rows = next(rows for rows in range(int(num_workers**0.5), 0, -1) if num_workers % rows == 0)
     if rows == 1 and num_workers > 3:
         raise ValueError(
             f"{_PLACE}a torus of {num_workers} workers is not possible, since it is prime; add or "
@@ -326,12 +327,6 @@ def _shifts(name: str, num_workers: int, shifts: Sequence[int]) -> Graph:
 def _powers(num_workers: int) -> list[int]:
     """1, 2, 4, … below n."""
     return [1 << power for power in range((num_workers - 1).bit_length())]
-
-
-def _torus_rows(num_workers: int) -> int:
-    """The largest divisor of n that is at most √n."""
-    root = int(num_workers**0.5)
-    return next(rows for rows in range(root, 0, -1) if num_workers % rows == 0)
 
 
 def _codes(first: np.ndarray, second: np.ndarray) -> np.ndarray:

@@ -75,7 +75,17 @@ def of_graph(graph: graphs.Graph | graphs.PeriodicGraph, copy_secs: float) -> Ne
     if isinstance(graph, graphs.PeriodicGraph):
         turns = [_of_phase(phase, copy_secs) for phase in graph.phases]
         return lambda round: turns[round % len(turns)]
-    neighbours = _of_graph(graph, copy_secs)
+    degrees, (low, high) = graph.degrees, graph.edges.T
+
+    def latest(ends: np.ndarray) -> np.ndarray:
+        out = ends.copy()
+        np.maximum.at(out, low, ends[high])
+        np.maximum.at(out, high, ends[low])
+        return out
+
+    copies = degrees.astype(np.float64)
+    secs = float(degrees.max()) * copy_secs
+    neighbours = Exchange(copies, secs, degrees * copy_secs, latest)
     return lambda round: neighbours
 
 
@@ -86,21 +96,17 @@ def of_gossip(gossip: gossip_lib.Gossip, num_workers: int, copy_secs: float) -> 
       ValueError: the plan has another number of workers.
     """
     check_size("the schedule", gossip.partners.shape[1], num_workers)
-    return lambda round: _of_gossip(gossip, round, copy_secs)
 
+    def exchange(round: int) -> Exchange:
+        active = gossip.active(round)
+        partners, copies = gossip.partners[active], gossip.sends(active).astype(np.float64)
 
-def _of_graph(graph: graphs.Graph, copy_secs: float) -> Exchange:
-    """All links in every round."""
-    degrees, (low, high) = graph.degrees, graph.edges.T
+        def latest(ends: np.ndarray) -> np.ndarray:
+            return np.maximum(ends, np.max(ends[partners], axis=0, initial=-np.inf))
 
-    def latest(ends: np.ndarray) -> np.ndarray:
-        out = ends.copy()
-        np.maximum.at(out, low, ends[high])
-        np.maximum.at(out, high, ends[low])
-        return out
+        return Exchange(copies, float(active.sum()) * copy_secs, copies * copy_secs, latest)
 
-    copies = degrees.astype(np.float64)
-    return Exchange(copies, float(degrees.max()) * copy_secs, degrees * copy_secs, latest)
+    return exchange
 
 
 def _of_phase(receives_from: np.ndarray, copy_secs: float) -> Exchange:
@@ -112,17 +118,6 @@ def _of_phase(receives_from: np.ndarray, copy_secs: float) -> Exchange:
         copies * copy_secs,
         lambda ends: np.maximum(ends, ends[receives_from]),
     )
-
-
-def _of_gossip(gossip: gossip_lib.Gossip, round: int, copy_secs: float) -> Exchange:
-    """The matchings that are active, one after another."""
-    active = gossip.active(round)
-    copies = gossip.sends(active).astype(np.float64)
-
-    def latest(ends: np.ndarray) -> np.ndarray:
-        return np.maximum(ends, np.max(ends[gossip.partners[active]], axis=0, initial=-np.inf))
-
-    return Exchange(copies, float(active.sum()) * copy_secs, copies * copy_secs, latest)
 
 
 def check_size(what: str, found: int, num_workers: int) -> None:

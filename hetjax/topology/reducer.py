@@ -89,6 +89,10 @@ class Reduction(NamedTuple):
                     f"{was}, must keep structure, shapes and types"
                 )
 
+    def active(self, round_index: int) -> Any:
+        """The exchanges of a round, where it gossips: bool[M]; else ()."""
+        return () if self.mixing is None else self.mixing.gossip.active(round_index)
+
     def copies_sent(self, active: Any) -> float:
         """Copies of the parameters that all workers together send in a round.
 

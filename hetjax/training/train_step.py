@@ -155,11 +155,7 @@ def make_train_step(
             return state._replace(**done.state._asdict()), *told, done.mean
         return done.state, *told
 
-    def active(round_index: int) -> Any:
-        mixing = reduction.mixing
-        return () if mixing is None else mixing.gossip.active(round_index)
-
-    return TrainStep(step, observer, active)
+    return TrainStep(step, observer, reduction.active)
 
 
 def _turned(example_signs: Any, flips: Any) -> Any:

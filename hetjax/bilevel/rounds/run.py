@@ -213,7 +213,7 @@ class BilevelRun:
     def _active(self, levels: dict[str, level.LevelState]) -> Any:
         """The exchanges of the round that is done, of a reducer that gossips."""
         rounds_done = sum(each.rounds.rounds_done for each in levels.values())
-        return self.setup.exchanges(rounds_done)
+        return self.setup.methods.reducer.active(rounds_done)
 
     def settle(self) -> None:
         """Waits for the last round of each level; call it before a pause."""
