@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from hetjax.report import (
     words,
 )
 from hetjax.report.series import FloatArray, Record
+from hetjax.writers import kept
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -47,13 +48,8 @@ def render(runs: Sequence[files.Written]) -> str:
     for run in runs:
         if not run.is_training:
             raise ValueError(watching.no_training(run))
-    named = [
-        (
-            name,
-            run if run.has_ended else run._replace(summary=files.so_far(run.config, run.history)),
-        )
-        for name, run in zip(names(runs), runs, strict=True)
-    ]
+    told = [run._replace(summary=run.numbers) for run in runs]
+    named = list(zip(names(runs), told, strict=True))
     drawn = [(name, run) for name, run in named if run.history]
     going = [name for name, run in zip(names(runs), runs, strict=True) if not run.has_ended]
     parts = [
@@ -141,25 +137,19 @@ def _metric(name: str, summary: Record) -> str:
 
 def _differences(runs: Named) -> str:
     """The fields of the configuration that differ, a row each; empty where none does."""
-    flat = [_flat(run.config) for _, run in runs]
+    flat = [kept.flat(run.config) for _, run in runs]
     fields = list(dict.fromkeys(name for config in flat for name in config))
     lines = []
     for field in fields:
-        values = [config.get(field, "-") for config in flat]
+        values = [_short(config.get(field, "-")) for config in flat]
         if len(set(values)) > 1:
             lines.append([field, *values])
     return words.table(["", *_heads(runs)], lines) if lines else ""
 
 
-def _flat(config: Record, prefix: str = "") -> dict[str, str]:
-    found: dict[str, str] = {}
-    for name, value in config.items():
-        if isinstance(value, dict):
-            found |= _flat(value, f"{prefix}{name}.")
-        else:
-            text = str(value)
-            found[f"{prefix}{name}"] = text if len(text) <= 40 else f"{text[:39]}…"
-    return found
+def _short(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 40 else f"{text[:39]}…"
 
 
 # --- Pictures ---

@@ -29,6 +29,11 @@ class Written(NamedTuple):
         return bool(self.summary)
 
     @property
+    def numbers(self) -> dict[str, Any]:
+        """Its summary, or what that would say now."""
+        return self.summary or so_far(self.config, self.history)
+
+    @property
     def is_bilevel(self) -> bool:
         """Whether its lines are of outer steps."""
         return any("upper_loss" in line for line in self.history[:1])

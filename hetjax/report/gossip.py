@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from hetjax.report import canvas, series, words
 from hetjax.report.series import FloatArray, Record
 
@@ -18,7 +20,9 @@ def bytes_of_worker(summary: Record, history: Sequence[Record]) -> float:
 def consensus(history: Sequence[Record], summary: Record) -> tuple[FloatArray, FloatArray]:
     """Epochs, and the distance relative to the mean's norm, of rounds where it is above 0."""
     relative = series.column(series.parts(history, "consensus"), "relative")
-    return series.drawable(series.epochs_done(history, summary), relative)
+    epochs = series.epochs_done(history, summary)
+    known = np.isfinite(epochs) & (relative > 0)
+    return epochs[known], relative[known]
 
 
 @canvas.own_settings

@@ -147,12 +147,6 @@ def training_metrics(history: Sequence[Record]) -> dict[str, FloatArray]:
     return {name: values for name, values in found.items() if np.isfinite(values).any()}
 
 
-def drawable(x: FloatArray, y: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """The points whose heights a logarithmic axis can show."""
-    known = np.isfinite(x) & (y > 0)
-    return x[known], y[known]
-
-
 def first_and_last(history: Sequence[Record], count: int) -> list[Sequence[Record]]:
     """The first `count` rounds and, of the others, the last `count`.
 
