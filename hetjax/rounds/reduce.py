@@ -49,7 +49,7 @@ def collective(reducer: reducers.Reduction, observer: ordering.Observer | None) 
         each=lambda function, in_axes=0, out_axes=0: function,
         sum=lambda sums: reducer.collective(sums, _AXIS),
         mix=_nothing if mixing is None else lambda p, active: mixing.collective(p, active, _AXIS),
-        coordinate=_no_order
+        coordinate=(lambda memory, evidence: (memory, ()))
         if observer is None
         else lambda memory, evidence: observer.coordinate(memory, evidence, _AXIS),
     )
@@ -85,10 +85,6 @@ def _of_shared(coordinate: Callable) -> Callable:
 
 def _nothing(params: types.PyTree, active: types.Exchanges) -> types.PyTree:
     return params
-
-
-def _no_order(memory: types.PyTree, evidence: types.PyTree) -> tuple[types.PyTree, tuple]:
-    return memory, ()
 
 
 class Reduced(NamedTuple):
