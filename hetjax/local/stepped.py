@@ -10,7 +10,7 @@ import functools
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -36,32 +36,6 @@ class LocalPlan(NamedTuple):
     limits: np.ndarray  # i64[W]: microbatches that each worker does at most, where that is known
     may_close: bool = True  # by a gate
     feed: feed_lib.Feed | None = None  # None: the run's
-
-
-class LocalPhase(Protocol):
-    """One of the three ways to run a local rule; the rest of the loop does not know which."""
-
-    def run(
-        self,
-        plan: LocalPlan,
-        shared: types.Shared,
-        carried: types.Carried,
-        rngs: Sequence[jax.Array],
-        meanwhile: Callable[[], None] = lambda: None,
-    ) -> tuple[types.Contribution, Callable[[], types.Work]]:
-        """Runs at most `plan.limits[w]` microbatches of each worker; uses up `carried`.
-
-        Leaves of `shared`, but those of `given`, and of what is contributed are `[W, ...]`;
-        `carried` was begun with `given`. `rngs` holds the key of each own worker's pass, on its
-        device; `meanwhile` is called while the workers compute.
-
-        Returns:
-            what they contribute, which the devices may not have computed yet; and what waits for
-            them and says what they did.
-        """
-
-    def close(self) -> None:
-        """Frees threads."""
 
 
 class PassKeys:
@@ -173,6 +147,17 @@ class Stepped:
         rngs: Sequence[jax.Array],
         meanwhile: Callable[[], None] = lambda: None,
     ) -> tuple[types.Contribution, Callable[[], types.Work]]:
+        """Runs at most `plan.limits[w]` microbatches of each worker; uses up `carried`.
+
+        Leaves of `shared`, but those of `given`, and of what is contributed are `[W, ...]`;
+        `carried` was begun with `given`. `rngs` holds the key of each own worker's pass, on its
+        device; `meanwhile` is called while the workers compute. `Fused` and `Virtual` have the same
+        function; the rest of the loop does not know which it calls.
+
+        Returns:
+            what they contribute, which the devices may not have computed yet; and what waits for
+            them and says what they did.
+        """
         round_index, assigned, limits, may_close, feed = plan
         of_workers = shared.params, shared.model_state, carried
         if self._mesh is None:

@@ -161,7 +161,7 @@ def _make_sync(
 
 def _make_local(
     common: Maker, steps: rules.LocalSteps, *, signed: bool, finishes: bool
-) -> stepped.LocalPhase:
+) -> stepped.Stepped | fused.Fused | Virtual:
     config, methods, feed, clock = common.config, common.methods, common.feed, common.clock
     mesh, devices = common.where.mesh, common.where.devices
     if config.local == "virtual" and not config.debug:

@@ -19,7 +19,7 @@ from hetjax.config import experiment as config_lib
 from hetjax.data import feed as feed_lib
 from hetjax.data import stream as stream_lib
 from hetjax.inputs import replay
-from hetjax.local import clocks, embeddings, jitted, rules, stepped
+from hetjax.local import clocks, embeddings, fused, jitted, rules, stepped, virtual
 from hetjax.losses import loss as losses_lib
 from hetjax.losses import stateful
 from hetjax.processes import beacons as beacons_lib
@@ -68,7 +68,7 @@ class Programs(NamedTuple):
     kind: str
     rule: rules.LocalRule
     updates: bool  # the parameters, by what is added up
-    local: stepped.LocalPhase
+    local: stepped.Stepped | fused.Fused | virtual.Virtual
     begin: Callable  # (params, kept, given=()) -> carried
     sync: jitted.InPlace
     sums: meeting_lib.Sums
