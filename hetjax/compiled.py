@@ -126,8 +126,7 @@ def _share_between_devices() -> None:
         return hashed
 
     if jax.default_backend() == "cpu":
-        options = "_hash_serialized_compile_options"
-        _replace("cache_key", options, _HASH_OPTIONS, without_device)
+        _replace("cache_key", "_hash_serialized_compile_options", _HASH_OPTIONS, without_device)
 
 
 @functools.lru_cache(_MOST_LOADED)

@@ -32,7 +32,6 @@ NOT_OURS = {
     "hetjax/processes/board.py": {"_src"},  # of jax
     "hetjax/compiled.py": {  # of jax
         "_src",
-        "_CACHE_SUFFIX",
         "_cache_read",
         "_cache_write",
         "_compile_and_write_cache",
@@ -61,7 +60,7 @@ def parsed(path):
 
 # Private names
 
-BY_TEXT = ("getattr", "setattr", "hasattr", "delattr")
+BY_TEXT = ("getattr", "setattr", "hasattr", "delattr", "_replace")
 
 
 def is_of_self(node):
