@@ -45,7 +45,9 @@ _PROMOTING = [
     "test_tasks",
     "test_train",
     "bilevel.rounds.test_messages",  # optax.noisy_sgd is not strict
-    "models.test_modules",
+    "models.test_linen_modules",
+    "models.test_nnx_modules",
+    "models.test_public_scripts",
     "models.test_stateful_models",
     "rounds.test_average",  # `stateful_problem` is not strict
     "rounds.test_model_state",

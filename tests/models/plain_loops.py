@@ -154,3 +154,35 @@ def check(reference, loss_fn, params, data, optimizer=OPTIMIZER, bound=1e-12, **
         assert distance(plain(wanted[1]), result.model_state) < bound
         assert distance(result.model_state, plain(reference[2])) > 1e-6
     return result
+
+
+# --- Tables over all modules ---
+
+
+def losses_of(out):
+    """A loss of one example from whatever a module returns."""
+    leaves = [jnp.sin(leaf).reshape(len(leaf), -1).sum(-1) for leaf in jax.tree.leaves(out)]
+    return sum(leaves)
+
+
+def normal(key, shape, dtype=float):
+    return jax.random.normal(key, shape, dtype)
+
+
+_SHAPES = {"glu", "logsumexp", "one_hot"}  # of functions that return another one
+_ACTIVATIONS = sorted(
+    name
+    for name, function in vars(nn.activation).items()
+    if "jax" in getattr(function, "__module__", "") and name not in _SHAPES and hasattr(nnx, name)
+)
+
+
+def activated(module, x):
+    return [getattr(module, name)(x) for name in _ACTIVATIONS]
+
+
+def modules_of(*namespaces):
+    """The names of all modules there are in them."""
+    every = [pair for namespace in namespaces for pair in vars(namespace).items()]
+    kinds = nn.Module, nnx.Module
+    return {name for name, kind in every if isinstance(kind, type) and issubclass(kind, kinds)}
