@@ -14,7 +14,7 @@ from typing import Annotated, NamedTuple
 import numpy as np
 
 from hetjax import parts
-from hetjax.quota import estimate, fitted, policies, sampled, solver
+from hetjax.quota import estimate, fitted, lateness, policies, sampled, solver
 from hetjax.quota import guard as guard_lib
 
 _FITTED, _RECENT, _SAMPLED, _EQUAL = range(4)
@@ -27,23 +27,24 @@ _CONFIDENCE = 1.01  # standard errors of that; above 1: one late round is never 
 _CALM_GAIN = 0.05  # least gain of recent costs and sampled quotas if no worker changed lately
 _EVERY = 4  # rounds between two solutions for the recent costs, when all is settled
 _QUIET = 20  # rounds without a change of a worker after which the next one is believed at once
-_KNOWN = 8  # rounds of a worker after which its noise is known
 _SUSPICIOUS = 4.0  # a CUSUM above it asks for another probe at once
 _PROBE_SHARE = 0.008  # part of the time that probing workers of quota 0 may take
 _PATIENT_PROBES = 4  # probes that may lead to nothing before the next ones become ever rarer
 _MOST_DOUBLINGS = 20
+_FREE = 20.0  # rounds that probes beyond that may cost in all, or
+_FAVOUR_SHARE = 0.08  # this part of the time; unbounded, one 1,000 times slower cost 9 % of 300
 _UNSURE = 2.0  # standard errors by which a worker of quota 0 may be faster than it seems
 _VAGUE = 0.1  # relative standard error above which that counts
 _HICCUP = 10  # rounds after which one that used to work, or began slowly, is seen again anyway
-_LATE, _LATE_NOISE = 4.0, 6.0  # times slower than usual, and standard deviations, of a late round
-_HEAVY = 12.0  # rounds that a late one takes; from then on it is a debt
 _COLD = 4.0  # a worker's first rounds may be so many times slower than the next
 _CHEAP = 2.0  # rounds that a look at a worker takes at most that is seen again and again
+_USUAL = 3.0  # standard deviations of a round that may wait until some are learned from at once
+_MOST_QUEUED = 8  # of these; as many at once cost the host hardly more than one alone
 
 # What of a worker that has joined is as if it was never seen.
 _OF_A_WORKER = (
     *("recent", "recent_overhead_secs", "recent_secs"),
-    *("idle_rounds", "late", "debt", "left_out", "worked", "probes"),
+    *("idle_rounds", "lateness", "worked", "probes"),
 )
 
 
@@ -61,11 +62,13 @@ class AdaptiveState(NamedTuple):
     squares: np.ndarray  # f64[4, 4], sum of squared differences of these rounds, the same
     chosen: int
     idle_rounds: np.ndarray  # i64[n], since the worker last computed
-    late: np.ndarray  # bool[n], whether its last round was late: the next may be, too
-    debt: np.ndarray  # f64[n], rounds that its heavy ones cost beyond what its work saved since
-    left_out: np.ndarray  # bool[n], heavy again while it owed some: no work until that is paid
+    lateness: lateness.Lateness  # who was late, owes some or is left out
     worked: np.ndarray  # i64[n], rounds of quotas above 0 since it was last seen as a favour
     probes: np.ndarray  # i64[n], probes of a worker of quota 0 that led to nothing
+    secs: np.ndarray  # f64[2], of all rounds; what probes beyond their share have cost
+    usual: np.ndarray  # f64[n], log ratios to what is expected that may wait; 0: nothing may
+    queue: np.ndarray  # f64[8, 3, n], counts and seconds of rounds that nothing was learned from
+    queued: int  # of these
 
 
 @parts.factory
@@ -113,10 +116,12 @@ def adaptive(
     notice when it has recovered. These probes are so rare that they cost at most about 1 % of the
     time. From the fifth on that led to nothing, they are half as often each time. A worker that
     used to work is seen again after 10 rounds in any case, since what happened to it may have been
-    short. After a round that is slower than any noise explains, a worker gets one microbatch in the
-    next, since what happened to it may go on. One that is very late again before its work has saved
-    what that cost gets nothing for as long. If the workers are not independent T is wrong: see
-    `guard.guarded`.
+    short. Looks beyond those cost at most 20 rounds or 8 % of the time. After a round that is
+    slower than any noise explains, a worker gets one microbatch in the next, since what happened to
+    it may go on. One that is very late again before its work has saved what that cost gets nothing
+    for as long, if its late rounds have cost 3 times those of the others in the mean. So none is
+    left out where all are late at times. Where all is calm up to 8 rounds are learned from at once.
+    If the workers are not independent T is wrong: see `guard.guarded`.
 
     Args:
       settle_rounds: rounds after a change in which every better solution of the fitted costs is
@@ -155,7 +160,7 @@ def adaptive(
     policy = policies.QuotaPolicy(
         functools.partial(_init, model),
         functools.partial(_assign, model),
-        functools.partial(_observe, model, settle_rounds),
+        functools.partial(_observe, model),
     )
     return guard_lib.guarded(policy) if guard else policy
 
@@ -178,11 +183,13 @@ def _init(model: policies.QuotaPolicy, num_workers: int, budget: int) -> Adaptiv
         squares=np.zeros((_NUM_CANDIDATES, _NUM_CANDIDATES)),
         chosen=_FITTED,
         idle_rounds=zeros,
-        late=np.zeros(num_workers, bool),
-        debt=np.zeros(num_workers),
-        left_out=np.zeros(num_workers, bool),
+        lateness=lateness.none(num_workers),
         worked=zeros,
         probes=zeros,
+        secs=np.zeros(2),
+        usual=np.zeros(num_workers),
+        queue=np.zeros((_MOST_QUEUED, 3, num_workers)),
+        queued=0,
     )
 
 
@@ -191,11 +198,15 @@ def _assign(
 ) -> tuple[np.ndarray, AdaptiveState]:
     """The quotas of the candidate that is followed, changed by probes and by care."""
     caps = np.asarray(caps, np.int64)
+    if state.queued:
+        if total == state.budget and (caps == state.caps).all():
+            return state.wanted[state.chosen].copy(), state
+        state = _flushed(model, state)
     quotas, own = model.assign(state.fitted, total, caps)
     if ((state.caps > 0) != (caps > 0)).any():  # the candidates begin anew
         fresh, stay = _init(model, caps.size, state.budget), (state.caps > 0) | (caps == 0)
         state = estimate.with_fields_of(state, fresh, stay, _OF_A_WORKER)
-    state = state._replace(caps=caps, fitted=own, compares=False)
+    state = state._replace(caps=caps, fitted=own, compares=False, usual=0.0 * state.usual)
     if np.isnan(own.secs_per_microbatch[caps > 0]).any():
         return quotas, state  # the model gives workers never seen their first microbatches
     lowered = (state.wanted > caps).any(axis=0) & (caps > 0)  # for this round alone
@@ -205,11 +216,11 @@ def _assign(
         idle = (caps > 0) & (quotas == 0)
         if idle.any():
             quotas, state = _with_probe(state, quotas, idle)
+        elif own.kept.all() and _is_calm(state):
+            return quotas, state._replace(usual=_USUAL * estimate.noise(own.watch))
     elif state.chosen != _FITTED and (state.wanted[state.chosen] * caps).any():
         quotas = solver.largest_remainder(state.wanted[state.chosen], total, caps=caps)
-    # Whose last round was late gets one microbatch, who is left out gets none.
-    careful = np.where(state.late, np.minimum(caps, 1), caps)
-    careful = np.where(state.left_out & (state.wanted[state.chosen] > 0), 0, careful)
+    careful = lateness.spared(state.lateness, caps, state.wanted[state.chosen] > 0)
     if (quotas > careful).any() and careful.sum() >= quotas.sum():
         costs = estimate.costs_of(own.overhead_secs, own.secs_per_microbatch)
         quotas = solver.solve_quotas(costs, int(quotas.sum()), caps=careful, current=quotas)
@@ -217,58 +228,96 @@ def _assign(
 
 
 def _observe(
-    model: policies.QuotaPolicy,
-    settle_rounds: int,
-    state: AdaptiveState,
-    times: policies.RoundTimes,
+    model: policies.QuotaPolicy, state: AdaptiveState, times: policies.RoundTimes
 ) -> AdaptiveState:
-    """Adds a round: compares what each candidate would have taken, and fits the costs to it."""
-    done = np.asarray(times.microbatches_done, np.int64)
-    busy = done > 0
-    times = times._replace(compute_secs=np.where(busy, np.maximum(times.compute_secs, 1e-12), 0))
+    """Adds a round, at once or once some are queued."""
+    done, first, secs = (np.asarray(field) for field in times[:3])
+    timed = secs > 0
+    if not timed.all():  # no work takes no time: a clock that says so is coarse
+        least = 0.5 * secs[timed].min() if timed.any() else 1.0
+        secs = np.where(done > 0, np.maximum(secs, least), 0.0)
+    round = np.array([done, first, secs])
+    if state.usual.any() and (done > 0).all():
+        model_secs = state.fitted.overhead_secs + state.fitted.secs_per_microbatch * done
+        if (np.abs(np.log(secs / model_secs)) < state.usual).all():
+            queue = state.queue.copy()
+            queue[state.queued] = round
+            state = state._replace(queue=queue, queued=state.queued + 1)
+            is_full = (state.fitted.rounds + state.queued) % _MOST_QUEUED == 0
+            return _flushed(model, state) if is_full else state
+    return _learned(model, _flushed(model, state), round[None])
+
+
+def _flushed(model: policies.QuotaPolicy, state: AdaptiveState) -> AdaptiveState:
+    """The state after the rounds that are queued, if any."""
+    queued = state.queue[: state.queued]
+    return _learned(model, state._replace(queued=0), queued) if len(queued) else state
+
+
+def _learned(
+    model: policies.QuotaPolicy, state: AdaptiveState, rounds: np.ndarray
+) -> AdaptiveState:
+    """Compares what each candidate would have taken, and fits the costs to the rounds.
+
+    Args:
+      model: of the fitted costs.
+      state: before the rounds.
+      rounds: f64[k, 3, n], microbatches done, first seconds, seconds; more than one: usual ones.
+    """
+    done, first, secs = rounds[:, 0].astype(np.int64), rounds[:, 1], rounds[:, 2]
+    busy, num_rounds = done[-1] > 0, len(rounds)
     slope = state.fitted.secs_per_microbatch
     ratios = np.where(np.isnan(slope), 0.0, state.fitted.overhead_secs / slope)
-    own = model.observe(state.fitted, times)
-    levels = np.where(busy, times.compute_secs / np.maximum(done + ratios, 1e-12), np.nan)
-    usual = np.nan_to_num(own.secs_per_microbatch * own.pace, nan=1.0)
+    own = model.observe(state.fitted, policies.RoundTimes(done, first, secs))
+    levels = np.where(busy, secs / np.maximum(done + ratios, 1e-12), np.nan)
+    usual = np.where(np.isnan(own.secs_per_microbatch), 1.0, own.secs_per_microbatch * own.pace)
     if state.compares:
         state = _compared(state, np.where(busy, levels, usual), ratios)
         start, caps = state.wanted[_FITTED], state.caps
         sample = sampled.observe(state.sampled, levels, ratios, usual, start=start, caps=caps)
         state = state._replace(sampled=sample)
     quiet = own.settling - state.fitted.settling  # quiet rounds before a change of this round
-    if quiet > 0 and quiet >= min(_QUIET, settle_rounds):
+    if quiet > 0 and quiet >= min(_QUIET, own.settling):
         state = _forgiven(state)
-    first = np.where(done > 1, times.first_secs, times.compute_secs)
-    new = estimate.samples_of(done, first, times.compute_secs)
-    kept = np.where(busy, _RECENT_KEPT, 1.0)
-    pairs = zip(state.recent, new, strict=True)
-    recent = estimate.Samples(*(kept * old + more for old, more in pairs))
-    overhead, secs = estimate.fit(recent, state.recent_overhead_secs, state.recent_secs)
-    late, debt, left_out = _lateness(state, own, done, times.compute_secs)
+    new = estimate.samples_of(done, np.where(done > 1, first, secs), secs)
+    kept = np.where(busy, _RECENT_KEPT**num_rounds, 1.0)
+    weights = _weights(_RECENT_KEPT, num_rounds)
+    recent = estimate.Samples(*(kept * state.recent + weights @ np.array(new)))
+    recent_costs = estimate.fit(recent, state.recent_overhead_secs, state.recent_secs)
     given = state.wanted[state.chosen] > 0
+    late = lateness.after(
+        state.lateness,
+        state.fitted,
+        own,
+        done=done,
+        compute_secs=secs,
+        given=given,
+        takes_part=state.caps > 0,
+    )
     return state._replace(
         fitted=own,
         recent=recent,
-        recent_overhead_secs=overhead,
-        recent_secs=secs,
+        recent_overhead_secs=recent_costs[0],
+        recent_secs=recent_costs[1],
         idle_rounds=np.where(busy, 0, state.idle_rounds + 1),
-        late=late,
-        debt=debt,
-        left_out=left_out,
-        worked=state.worked + (busy & given),
-        probes=np.where(given, 0, state.probes + (busy & (done == 1) & state.compares)),
+        lateness=late,
+        worked=state.worked + num_rounds * (busy & given),
+        probes=np.where(given, 0, state.probes + ((done[-1] == 1) & state.compares)),
+        secs=np.add(state.secs, [secs.max(axis=1).sum(), 0.0]),
     )
+
+
+def _weights(kept: float, num_rounds: int) -> np.ndarray:
+    """What each of some rounds counts after the last one, f64[rounds]."""
+    return kept ** np.arange(num_rounds - 1.0, -1.0, -1.0)
 
 
 def _wanted(state: AdaptiveState, quotas: np.ndarray) -> np.ndarray:
     """The quotas of each candidate for a full round, i64[4, n]; `quotas` are the first one's."""
     budget, caps = state.budget, state.caps
     _, recent, _, equal = state.wanted
-    watch = state.fitted.watch
-    suspicious = (np.maximum(watch.slower, watch.faster) > _SUSPICIOUS).any()
-    is_quiet = state.chosen != _RECENT and not state.fitted.settling and not suspicious
-    if not (is_quiet and state.fitted.rounds % _EVERY and solver.are_allowed(recent, budget, caps)):
+    is_solved = _is_calm(state) and state.fitted.rounds % _EVERY
+    if not (is_solved and solver.are_allowed(recent, budget, caps)):
         costs = estimate.costs_of(state.recent_overhead_secs, state.recent_secs)
         recent = solver.solve_with_all(costs, budget, caps=caps, current=recent)
     sample = state.sampled.quotas
@@ -279,13 +328,24 @@ def _wanted(state: AdaptiveState, quotas: np.ndarray) -> np.ndarray:
     return np.stack([quotas, recent, sample, equal])
 
 
+def _is_calm(state: AdaptiveState) -> bool:
+    """Whether no worker has changed lately, seems to, is late, or owes some."""
+    watch = state.fitted.watch
+    suspicious = np.maximum(watch.slower, watch.faster) > _SUSPICIOUS
+    is_settled = state.chosen != _RECENT and not state.fitted.settling
+    return is_settled and not (suspicious | state.lateness.late | (state.lateness.debt > 0.0)).any()
+
+
 def _compared(state: AdaptiveState, levels: np.ndarray, ratios: np.ndarray) -> AdaptiveState:
     """Adds what the round of each candidate would have been, and chooses one."""
     wanted = state.wanted
-    rounds = np.where(wanted > 0, levels * (wanted + ratios), 0.0).max(axis=1)
-    rounds = np.minimum(rounds / max(rounds.min(), 1e-300), _MOST_REGRET)
-    losses = _MEMORY * state.losses + rounds
-    squares = _MEMORY**2 * state.squares + (rounds[:, None] - rounds) ** 2
+    rounds = np.where(wanted > 0, levels[:, None] * (wanted + ratios), 0.0).max(axis=2)
+    shortest = np.maximum(rounds.min(axis=1, keepdims=True), 1e-300)
+    rounds = np.minimum(rounds / shortest, _MOST_REGRET)
+    kept, weighted = _MEMORY ** len(rounds), _weights(_MEMORY, len(rounds))[:, None] * rounds
+    losses = kept * state.losses + weighted.sum(axis=0)
+    differences = weighted[:, :, None] - weighted[:, None]
+    squares = kept**2 * state.squares + (differences**2).sum(axis=0)
     chosen = state.chosen
     gain = np.full(_NUM_CANDIDATES, _MIN_GAIN)
     if not state.fitted.settling:  # costs of the last rounds move with all noise
@@ -322,39 +382,19 @@ def _with_probe(
     unsure = (errors > _VAGUE) & (alone * (1.0 - _UNSURE * errors) <= round_secs)
     cold = (model.samples.start_count == 1) | (seen_little & (cusum > 0.0))
     again = (cusum > _SUSPICIOUS) | unsure | (cold & (alone <= _COLD * round_secs))
-    due = idle & (again | (state.idle_rounds >= interval))
+    total, spent = state.secs / round_secs
+    allowed = spent + extra <= max(_FREE, _FAVOUR_SHARE * total)
+    due = idle & ((again & allowed) | (state.idle_rounds >= interval))
     doublings = 2.0 ** np.minimum(state.probes, _MOST_DOUBLINGS)
     once = (state.worked >= _HICCUP) | (seen_little & (state.probes == 0))
     cheap = (alone <= _CHEAP * round_secs) & (state.idle_rounds >= _HICCUP * doublings)
-    favoured = idle & ~due & (cheap | (once & (state.idle_rounds >= _HICCUP)))
+    favoured = idle & ~due & allowed & (cheap | (once & (state.idle_rounds >= _HICCUP)))
     due = np.flatnonzero(due | favoured)[: state.budget // 2]
     if not due.size:
         return wanted, state
+    cost = np.where(state.idle_rounds < interval, extra, 0.0)[due].max() * round_secs
     others = np.where(idle, 0, state.caps)
     quotas = solver.solve_quotas(costs, state.budget - due.size, caps=others, current=wanted)
     quotas[due] = 1
-    return quotas, state._replace(worked=np.where(favoured & (quotas > 0), 0, state.worked))
-
-
-def _lateness(
-    state: AdaptiveState, own: fitted.FittedState, done: np.ndarray, compute_secs: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Which workers were late, what each owes, and which are left out until that is paid.
-
-    Late is a round that is slower than noise explains, unless all were so slow; heavy is one that
-    takes many rounds. Every round pays the worker's part of it: what leaving it out costs.
-    """
-    model = state.fitted
-    expected = (model.overhead_secs + model.secs_per_microbatch * done) * own.pace
-    least = np.maximum(_LATE, np.exp(_LATE_NOISE * estimate.noise(model.watch)))
-    used = (done > 0) & (model.watch.rounds >= _KNOWN) & (state.wanted[state.chosen] > 0)
-    late = used & (compute_secs > least * np.where(used, expected, np.inf))
-    rounds = compute_secs / max(np.where(done > 0, np.nan_to_num(expected), 0.0).max(), 1e-300)
-    heavy = (done > 0) & (model.seen > fitted.LITTLE) & (rounds > _HEAVY)
-    known = (state.caps > 0) & ~np.isnan(own.secs_per_microbatch)
-    speeds = np.where(known, 1.0 / np.where(known, own.secs_per_microbatch, 1.0), 0.0)
-    working = np.where(state.left_out, 0.0, speeds)
-    paid = speeds / np.maximum(working.sum() - working, 1e-300)
-    owed = np.maximum(state.debt - paid, 0.0)
-    left_out = (state.left_out | (heavy & ~state.late)) & (owed > 0.0)
-    return late, owed + np.where(heavy, rounds - 1.0, 0.0), left_out
+    worked = np.where(favoured & (quotas > 0), 0, state.worked)
+    return quotas, state._replace(worked=worked, secs=np.add(state.secs, [0.0, cost]))

@@ -80,6 +80,8 @@ def choose(where: np.ndarray, new: Any, old: Any) -> Any:
 
     Both are arrays whose first axis is that of the workers, or records of such.
     """
+    if where.all():
+        return new
     if isinstance(old, tuple):
         return type(old)(*(choose(where, a, b) for a, b in zip(new, old, strict=True)))
     return np.where(where.reshape(-1, *[1] * (old.ndim - 1)), new, old)
@@ -173,7 +175,7 @@ def watched(
     drift: float,
     alarm: float,
 ) -> tuple[Detector, np.ndarray, np.ndarray, np.ndarray]:
-    """Adds a round to what the detector remembers, and says which workers have changed.
+    """Adds k rounds to what the detector remembers, and says which workers have changed.
 
     If all but a few workers are off by more than their noise, the noise was underestimated and
     none has changed. So deviations are at least what three in ten workers are within. The logarithm
@@ -184,40 +186,43 @@ def watched(
 
     Args:
       watch: the detector's state.
-      times: microbatches i64[n], first seconds f64[n], seconds f64[n]; no microbatches, no change.
-      log_ratios: f64[n], log of the compute over its expectation.
-      scales: f64[n], by how much this round is noisier than a usual one of the worker.
+      times: microbatches i64[k, n], first seconds f64[k, n], seconds f64[k, n]; no microbatches,
+        no change; only where k is 1.
+      log_ratios: f64[k, n], log of the compute over its expectation.
+      scales: f64[k, n], by how much a round is noisier than a usual one of the worker.
       seen: bool[n], who computed and has an expectation.
       usual: bool[n], whose residuals tell how noisy the round was.
       drift: standard deviations a round that are no change.
       alarm: the CUSUM at which a worker has changed.
 
     Returns:
-      `(watch, changed bool[n], scores f64[n], deviations f64[n])`: the residuals in standard
+      `(watch, changed bool[n], scores f64[k, n], deviations f64[k, n])`: the residuals in standard
       deviations, and these. Of who has changed, what came before is gone.
     """
-    deviations = noise(watch)
-    if np.count_nonzero(usual) >= _FEW_WORKERS:
-        sizes = np.sort(np.abs(log_ratios[usual]) / scales[usual])
-        inner = sizes[int(_INNER * (sizes.size - 1))]
+    deviations, num_rounds = noise(watch), len(log_ratios)
+    if (num_usual := np.count_nonzero(usual)) >= _FEW_WORKERS:
+        sizes = np.sort(np.where(usual, np.abs(log_ratios) / scales, np.inf))
+        inner = sizes[:, int(_INNER * (num_usual - 1)), None]
         deviations = np.maximum(deviations, inner / _INNER_NORMAL)
     deviations = deviations * scales
     residuals = log_ratios + np.minimum(0.5 * deviations**2, 0.58)
     scores = np.where(seen, residuals / deviations, 0.0)
     clipped = np.clip(scores, -_CLIPPED, _CLIPPED)
-    rounds = np.minimum(watch.rounds + seen, _MEMORY_ROUNDS)
-    squares = np.minimum((residuals / scales) ** 2, _CLIP**2 * (deviations / scales) ** 2)
-    step = np.where(seen, (squares - watch.variance) / (rounds + _PRIOR_ROUNDS), 0.0)
+    rounds = np.minimum(watch.rounds + num_rounds * seen, _MEMORY_ROUNDS)
+    squares = np.minimum(residuals**2, (_CLIP * deviations) ** 2) / scales**2
+    step = np.where(seen, (squares - watch.variance).sum(axis=0) / (rounds + _PRIOR_ROUNDS), 0.0)
+    sums = np.stack([watch.slower, watch.faster])
+    for score in clipped:
+        sums = np.maximum(sums + np.stack([score, -score]) - drift, 0.0)
     windows = zip(watch[4:], (*times, clipped), strict=True)
     newer = Detector(
         watch.variance + step,
         rounds,
-        np.maximum(watch.slower + clipped - drift, 0.0),
-        np.maximum(watch.faster - clipped - drift, 0.0),
-        *(np.concatenate([old[:, 1:], new[:, None]], axis=1) for old, new in windows),
+        *sums,
+        *(np.concatenate([old[:, num_rounds:], new.T], axis=1) for old, new in windows),
     )
-    busy = times[0] > 0
-    watch = newer if busy.all() else choose(busy, newer, watch)
+    busy = times[0][-1] > 0
+    watch = choose(busy, newer, watch)
     changed = np.maximum(watch.slower, watch.faster) > alarm
     if changed.any():
         sign = np.where(watch.slower > watch.faster, 1.0, -1.0)[:, None]

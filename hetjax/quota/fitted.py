@@ -128,19 +128,24 @@ def _assign(
 
 
 def _observe(options: Settings, state: FittedState, times: policies.RoundTimes) -> FittedState:
-    """Adds a round to what is known of the workers, without what was before a change."""
-    done = np.asarray(times.microbatches_done, np.int64)
-    busy = done > 0
+    """Adds rounds to what is known of the workers, without what was before a change.
+
+    The times are those of a round, [n], or of several in which all workers did some, [k, n].
+    """
+    done, first_secs, compute_secs = (np.atleast_2d(field) for field in times[:3])
+    done = done.astype(np.int64, copy=False)
+    busy, num_rounds = done[-1] > 0, len(done)
     overhead, slope = state.overhead_secs, state.secs_per_microbatch
     seen = busy & ~np.isnan(slope)
     expected = np.where(seen, overhead + slope * done, 1.0)
     usual = seen & (state.kept > 0)
-    ratios = np.log(np.maximum(times.compute_secs[usual], 1e-12) / expected[usual])
-    pace = _common_pace(ratios, estimate.noise(state.watch)[usual])
-    secs = np.where(busy, times.compute_secs, 1.0) / pace
-    first = np.where(done > 1, times.first_secs / pace, np.where(busy, secs, np.nan))
+    logs = np.log(np.maximum(compute_secs, 1e-12) / expected)
+    paces = _common_paces(logs[:, usual], estimate.noise(state.watch)[usual])
+    secs = np.where(busy, compute_secs, 1.0) / paces
+    first = np.where(done > 1, first_secs / paces, np.where(busy, secs, np.nan))
     idle = seen & (state.kept == 0) & (state.kept.sum() > 0)
-    warmed = seen & (secs < _WARMED * expected) & ((state.seen <= LITTLE) | idle)
+    little = seen & ((state.seen <= LITTLE) | idle)
+    warmed = little & (secs[-1] < _WARMED * expected[-1])
     # One microbatch a round tells no overhead, and one taken for none would never be given two.
     overhead = np.where(warmed, np.minimum(overhead, slope), overhead)
     if warmed.any():
@@ -154,7 +159,7 @@ def _observe(options: Settings, state: FittedState, times: policies.RoundTimes) 
     watch, changed, scores, deviations = estimate.watched(
         state.watch,
         (done, first, secs),
-        log_ratios=np.where(seen, np.log(np.maximum(secs, 1e-12) / expected), 0.0),
+        log_ratios=np.where(seen, logs - np.log(paces), 0.0),
         scales=smaller * np.sqrt(1.0 + 1.0 / rounds),
         seen=seen,
         usual=seen & (state.kept > 0),  # who is seen as a favour is no part of a majority
@@ -164,8 +169,8 @@ def _observe(options: Settings, state: FittedState, times: policies.RoundTimes) 
     trusted = np.where(rounds > _FEW, _TRUSTED, np.inf)
     factors = np.exp((np.clip(scores, -trusted, trusted) - scores) * deviations)
     new = estimate.samples_of(done, first * factors, secs * factors)
-    samples = estimate.Samples(*(a + b for a, b in zip(samples, new, strict=True)))
-    num_seen = state.seen + busy
+    samples = estimate.Samples(*(a + b.sum(axis=0) for a, b in zip(samples, new, strict=True)))
+    num_seen = state.seen + num_rounds * busy
     if changed.any():
         window = estimate.samples_of(watch.done, watch.first_secs, watch.compute_secs)
         since = estimate.Samples(*(field.sum(axis=1) for field in window))
@@ -178,26 +183,27 @@ def _observe(options: Settings, state: FittedState, times: policies.RoundTimes) 
         samples=samples,
         seen=num_seen,
         watch=watch,
-        pace=pace,
-        settling=options.settle_rounds if changed.any() else max(state.settling - 1, 0),
-        rounds=state.rounds + 1,
+        pace=float(paces[-1, 0]),
+        settling=options.settle_rounds if changed.any() else max(state.settling - num_rounds, 0),
+        rounds=state.rounds + num_rounds,
     )
 
 
-def _common_pace(log_ratios: np.ndarray, noise: np.ndarray) -> float:
-    """How many times slower than fitted all workers are; 1 if that may be noise."""
-    if log_ratios.size < 2:
-        return 1.0
+def _common_paces(log_ratios: np.ndarray, noise: np.ndarray) -> np.ndarray:
+    """How many times slower than fitted all are, f64[rounds, 1]; 1 where that may be noise."""
+    if noise.size < 2:
+        return np.ones((len(log_ratios), 1))
     low, high = _middle(log_ratios)
-    common = 0.0 if low * high <= 0 else min(low, high, key=abs)  # more than half are beyond it
-    error = 1.25 * (0.5 * sum(_middle(noise))) / np.sqrt(log_ratios.size)
-    return float(np.exp(common)) if abs(common) > _COMMON * error else 1.0
+    common = np.where(np.abs(low) < np.abs(high), low, high)  # more than half are beyond it
+    error = 1.25 * (0.5 * sum(_middle(noise))) / np.sqrt(noise.size)
+    is_clear = (low * high > 0) & (np.abs(common) > _COMMON * error)
+    return np.exp(np.where(is_clear, common, 0.0))[:, None]
 
 
-def _middle(values: np.ndarray) -> tuple[float, float]:
-    """The two values around the median of a few, f64[≥ 1], at a tenth of what NumPy's costs."""
-    ordered = np.sort(values)
-    return float(ordered[(values.size - 1) // 2]), float(ordered[values.size // 2])
+def _middle(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The two values around the median of a few, f64[…, ≥ 1], at a tenth of what NumPy's costs."""
+    ordered, count = np.sort(values), values.shape[-1]
+    return ordered[..., (count - 1) // 2], ordered[..., count // 2]
 
 
 def _inflated_costs(state: FittedState, noise_weight: float) -> solver.WorkerCosts:

@@ -125,7 +125,7 @@ def guarded(policy: policies.QuotaPolicy) -> policies.QuotaPolicy:
 
     def observe(state: GuardState, times: policies.RoundTimes) -> GuardState:
         done = np.asarray(times.microbatches_done, np.int64)
-        clocks = estimate.choose(done > 0, Clocks(*times[:3]), state.clocks)
+        clocks = estimate.choose(done > 0, Clocks(*map(np.array, times[:3])), state.clocks)
         state = state._replace(inner=policy.observe(state.inner, times), clocks=clocks)
         if state.kind == _NOTHING or (done != state.quotas).any():
             return state
@@ -233,6 +233,9 @@ def _held(state: GuardState) -> GuardState:
     """After a round of held equal split: do its clocks speak for the policy's quotas?"""
     state = state._replace(rounds=state.rounds + 1)
     would, own = state.equal_secs[1], state.equal_secs[0]
+    may_be_clear = not state.by_rounds and would[-_BURST:].sum() < own[-_BURST:].sum()
+    if state.rounds < state.wait and not may_be_clear:  # as most rounds
+        return state
     burst, burst_error, count = _mean_cost(would[-_BURST:], own[-_BURST:], _SPREAD)
     is_clear = count == _BURST and burst < -_HELD * burst_error and not state.by_rounds
     mean, error, _ = _mean_cost(would, own, _SPREAD)

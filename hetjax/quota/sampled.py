@@ -46,25 +46,27 @@ def observe(
     start: np.ndarray,
     caps: np.ndarray,
 ) -> SampledState:
-    """Adds a round, and moves the quotas if that shortens the mean round.
+    """Adds k rounds, and moves the quotas if that shortens the mean round.
 
     Args:
       state: what is known so far.
-      levels: f64[n], compute of the round over (microbatches + ratio); NaN: it did nothing.
+      levels: f64[k, n], compute of a round over (microbatches + ratio); NaN: it did nothing.
       ratios: f64[n], overhead over seconds a microbatch.
       usual: f64[n], the level of each worker in rounds in which it did nothing.
       start: i64[n], quotas to begin with if there are none, or if `caps` forbid them.
       caps: i64[n].
     """
-    state = state._replace(rounds=state.rounds + 1)
+    num_rounds = len(levels)
+    state = state._replace(rounds=state.rounds + num_rounds)
     num_seen = state.rounds - _COLD_ROUNDS
     if num_seen <= 0:
         return state
-    kept = np.concatenate([state.levels[1:], levels[None]])
+    kept = np.concatenate([state.levels[num_rounds:], levels])
     quotas = state.quotas
     if quotas.sum() != start.sum() or (quotas > caps).any():
         quotas = start
-    if num_seen >= _FIRST_LOOK and (num_seen < len(kept) // 4 or num_seen % _EVERY == 0):
+    is_time = num_seen < len(kept) // 4 or num_seen % _EVERY < num_rounds
+    if num_seen >= _FIRST_LOOK and is_time:
         seen = kept[-num_seen:]
         levels = np.where(np.isnan(seen), usual, seen)
         min_gain = _LATE_MIN_GAIN if num_seen >= len(kept) else _MIN_GAIN

@@ -1,5 +1,6 @@
 """Adaptive quotas: near the best, quick to answer, and unmoved by noise."""
 
+import jax
 import numpy as np
 import pytest
 
@@ -288,3 +289,94 @@ def test_a_smaller_round_gives_a_late_worker_no_more_than_a_full_one():
     _, state = play(policy, late_of, caps, 40, budget=32)
     assert policy.assign(state, 32, caps)[0][1] == 1
     assert policy.assign(state, 12, caps)[0][1] == 1
+
+
+def slowed(seed, *, chance=0.0, factor=1.0, period=0, length=1, start=0, num_rounds=600):
+    """Eight equal workers: each late by chance or in each period, or one from a round on."""
+    rng, shape = np.random.default_rng(seed), (num_rounds, 8)
+    time = np.arange(num_rounds)[:, None]
+    if chance:
+        late = rng.random(shape) < chance
+    elif period:
+        late = (time + rng.integers(0, period, 8)) % period < length
+    else:
+        late = (time >= start) & (np.arange(8) == rng.integers(8))
+    return speed_traces.Trace(np.where(late, factor, 1.0), 64, cv=0.03, overhead=0.0, seed=seed)
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"chance": 0.02, "factor": 15.0},
+        {"chance": 0.01, "factor": 50.0},
+        {"chance": 0.003, "factor": 30.0, "num_rounds": 1000},
+        {"period": 50, "factor": 15.0},
+        {"period": 50, "factor": 50.0},
+        {"factor": 1000.0, "num_rounds": 300},
+        {"factor": 1000.0, "start": 100, "num_rounds": 300},
+    ],
+    ids=str,
+)
+def test_who_is_held_up_as_all_are_keeps_its_work(how):
+    """Left out for each heavy round, as once, 3 of 8 did nothing: up to 1.4 times as long."""
+    trace = slowed(0, **how)
+    model = fitted.fitted(fitted.Settings(50, 0.01, 2.0, 1.0, 2, 0.5, 12.0))
+    best = min(trace.play(policy).mean() for policy in (model, quota.equal()))
+    assert trace.play(quota.adaptive()).mean() <= 1.1 * best
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("seed", range(3))
+def test_a_coarse_clock_raises_nothing(seed):
+    """Most of the seconds that it shows are 0."""
+    rng, tick = np.random.default_rng(seed), 0.05
+    secs = 0.01 * rng.uniform(0.5, 3, 8)
+
+    def times_of(round, quotas):
+        first = secs * (1 + 0.03 * rng.normal(size=8))
+        first, last = (np.floor(t / tick) * tick for t in (first, first * quotas))
+        return quota.RoundTimes(quotas, np.where(quotas > 0, first, np.nan), last)
+
+    quotas, _ = play(quota.adaptive(), times_of, np.full(8, 32), 150, budget=32)
+    assert (quotas.sum(axis=1) == 32).all()
+
+
+def test_usual_rounds_that_wait_tell_what_each_would_at_once():
+    policy, caps = quota.adaptive(guard=False), np.full(4, 32)
+    cluster = emulate.EmulatedCluster((1.0, 1.3, 2.1, 3.7), 2.0, delay="gamma", delay_cv=0.03)
+    _, queued = play(policy, times_of(cluster), caps, 64, budget=32)
+    at_once, waited = queued, 0
+    for round in range(64, 104):
+        quotas, queued = policy.assign(queued, 32, caps)
+        others, at_once = policy.assign(at_once, 32, caps)
+        assert quotas.tolist() == others.tolist()
+        times = times_of(cluster)(round, quotas)
+        queued = policy.observe(queued, times)
+        at_once = policy.observe(at_once._replace(usual=np.zeros(4)), times)
+        waited += queued.queued > 0
+    assert waited == 35
+    assert (queued.queued, at_once.queued) == (0, 0)
+    states = [
+        jax.tree.leaves(state._replace(usual=0, queue=0, fitted=state.fitted._replace(watch=0)))
+        for state in (queued, at_once)
+    ]
+    for ours, theirs in zip(*states, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=5e-3, atol=0.01)
+
+
+@pytest.mark.parametrize("change", ["a smaller round", "a worker that leaves", "a late round"])
+def test_rounds_that_wait_are_learned_from_before_what_is_not_usual(change):
+    policy, caps = quota.adaptive(guard=False), np.full(4, 32)
+    cluster = emulate.EmulatedCluster((1.0, 1.3, 2.1, 3.7), 2.0)
+    _, state = play(policy, times_of(cluster), caps, 67, budget=32)
+    assert state.queued == 3
+    total = 20 if change == "a smaller round" else 32
+    if change == "a worker that leaves":
+        caps = np.array([32, 32, 32, 0])
+    quotas, state = policy.assign(state, total, caps)
+    times = times_of(cluster)(67, quotas)
+    if change == "a late round":
+        times = times._replace(compute_secs=10 * times.compute_secs)
+    state = policy.observe(state, times)
+    assert state.queued == 0
+    assert state.fitted.rounds == 68
