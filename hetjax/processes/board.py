@@ -9,10 +9,9 @@ import contextlib
 import ctypes
 import json
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
-from hetjax.processes import meeting as meeting_lib
 from hetjax.processes import place, waits
 
 _SLICE_SECS = 0.5  # after which a wait looks whether anybody is still to come
@@ -137,16 +136,16 @@ class RoundBoard(Board):
 
     Args:
         name: what it is for.
-        meeting: of the processes; it knows the round.
+        round_now: the number of the round, alike in all processes.
     """
 
-    def __init__(self, name: str, meeting: meeting_lib.Meeting) -> None:
+    def __init__(self, name: str, round_now: Callable[[], int]) -> None:
         super().__init__(name)
-        self._meeting = meeting
+        self._round_now = round_now
         self._used: dict[str, int] = {}  # of which round a key is
 
     def _at(self, key: str) -> str:
-        now = self._meeting.round_number
+        now = self._round_now()
         own = super()._at(f"{now}/{key}")
         self._used[own] = now
         for old in [k for k, number in self._used.copy().items() if number < now - 1]:

@@ -180,7 +180,8 @@ def _make_local(
     gate = None
     if methods.gate.closes and not config.replay and not clock.virtual:
         alone = len(common.where.own) == len(devices)
-        board = None if alone else board_lib.RoundBoard("gate", common.company.meeting)
+        meeting = common.company.meeting
+        board = None if alone else board_lib.RoundBoard("gate", lambda: meeting.round_number)
         gate = gates.begin(methods.gate, board)
     return stepped.Stepped(
         steps,

@@ -143,7 +143,7 @@ def test_who_has_seen_no_rounds_before_closes_one_with_the_others(gate, tmp_path
     meeting, lives, quotas = meeting_lib.Meeting(2), [], np.array([3, 3])
     for _ in range(2):
         monkeypatch.setattr(board_lib, "_boards", collections.Counter())  # of each process
-        lives.append(gates.begin(gate, board_lib.RoundBoard("gate", meeting)))
+        lives.append(gates.begin(gate, board_lib.RoundBoard("gate", lambda: meeting.round_number)))
     for number in (-1, 5, 6, 7):  # one has warmed up and closed two rounds when the other comes
         meeting.round_number = number
         for live in lives[: 1 + (number == 7)]:
