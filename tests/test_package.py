@@ -25,38 +25,40 @@ LAYERS = {
     "extras": 0,
     "memory": 0,
     "messages": 0,
+    "paths": 0,
     "starting": 0,
     "types": 0,
     "parts": 0,
+    "whole": 0,
     "checkpoints": 1,
     "compiled": 1,
     "digests": 1,
     "mesh": 1,
-    "report": 1,  # whose cards graphs, schedules and results show in a notebook
     "schedules": 1,
     "trees": 1,
     "writers": 1,
-    "gates": 2,  # the four kinds of parts know none of each other
-    "ordering": 2,
-    "quota": 2,
-    "topology": 2,
-    "cluster": 3,  # plays policies on the virtual clock
-    "processes": 3,
-    "losses": 3,
-    "config": 4,
-    "launcher": 4,
-    "launch": 5,
-    "simulate": 5,
-    "adapters": 5,
-    "data": 5,
-    "local": 6,
-    "inputs": 7,
-    "rounds": 8,
-    "records": 9,
-    "training": 10,
-    "bilevel": 11,
-    "ray": 11,
-    "zoo": 12,  # no part of the core
+    "report": 2,  # whose cards graphs, schedules and results show in a notebook
+    "gates": 3,  # the four kinds of parts know none of each other
+    "ordering": 3,
+    "quota": 3,
+    "topology": 3,
+    "cluster": 4,  # plays policies on the virtual clock
+    "processes": 4,
+    "losses": 4,
+    "config": 5,
+    "launcher": 5,
+    "launch": 6,
+    "simulate": 6,
+    "adapters": 6,
+    "data": 6,
+    "local": 7,
+    "inputs": 8,
+    "rounds": 9,
+    "records": 10,
+    "training": 11,
+    "bilevel": 12,
+    "ray": 12,
+    "zoo": 13,  # no part of the core
 }
 
 
