@@ -268,7 +268,8 @@ def _learned(
     busy, num_rounds = done[-1] > 0, len(rounds)
     slope = state.fitted.secs_per_microbatch
     ratios = np.where(np.isnan(slope), 0.0, state.fitted.overhead_secs / slope)
-    own = model.observe(state.fitted, policies.RoundTimes(done, first, secs))
+    times = policies.RoundTimes(done, first, secs)
+    own = model.observe(state.fitted, times)
     levels = np.where(busy, secs / np.maximum(done + ratios, 1e-12), np.nan)
     usual = np.where(np.isnan(own.secs_per_microbatch), 1.0, own.secs_per_microbatch * own.pace)
     if state.compares:
@@ -285,15 +286,7 @@ def _learned(
     recent = estimate.Samples(*(kept * state.recent + weights @ np.array(new)))
     recent_costs = estimate.fit(recent, state.recent_overhead_secs, state.recent_secs)
     given = state.wanted[state.chosen] > 0
-    late = lateness.after(
-        state.lateness,
-        state.fitted,
-        own,
-        done=done,
-        compute_secs=secs,
-        given=given,
-        takes_part=state.caps > 0,
-    )
+    late = lateness.after(state.lateness, state.fitted, own, times, given, state.caps > 0)
     return state._replace(
         fitted=own,
         recent=recent,

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hetjax.quota import estimate, fitted
+from hetjax.quota import estimate, fitted, policies
 
 _KNOWN = 8  # rounds of a worker after which its noise is known
 _LATE, _LATE_NOISE = 4.0, 6.0  # times slower than usual, and standard deviations, of a late round
@@ -51,9 +51,7 @@ def after(
     lateness: Lateness,
     before: fitted.FittedState,
     own: fitted.FittedState,
-    *,
-    done: np.ndarray,
-    compute_secs: np.ndarray,
+    times: policies.RoundTimes,
     given: np.ndarray,
     takes_part: np.ndarray,
 ) -> Lateness:
@@ -63,13 +61,12 @@ def after(
       lateness: of the rounds before.
       before: the costs before these.
       own: the costs after them.
-      done: i64[k, n], microbatches computed.
-      compute_secs: f64[k, n], seconds of these.
+      times: of these, [k, n].
       given: bool[n], who gets some for its work, not to be seen.
       takes_part: bool[n], who may get some.
     """
-    kept, done, compute_secs = _KEPT ** len(done), done[-1], compute_secs[-1]
-    busy = done > 0
+    done, compute_secs = times.microbatches_done[-1], times.compute_secs[-1]
+    kept, busy = _KEPT ** len(times.compute_secs), done > 0
     expected = (before.overhead_secs + before.secs_per_microbatch * done) * own.pace
     least = np.maximum(_LATE, np.exp(_LATE_NOISE * estimate.noise(before.watch)))
     used = busy & (before.watch.rounds >= _KNOWN) & given
