@@ -93,7 +93,7 @@ class Step:
         """Runs one round; seconds of the local and of the sync phase."""
         began = time.perf_counter()
         contributed, _ = self.setup.programs.main.local.run(
-            stepped.LocalPlan(None, self._plan, self._plan.quotas),
+            stepped.LocalPlan(None, self._plan, self._plan.quotas, self.setup.feed),
             types.Shared(self._state.params),
             self._carried,
             self._keys,

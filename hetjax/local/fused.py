@@ -96,13 +96,12 @@ class Fused:
     def __init__(
         self,
         steps: rules.LocalSteps,
-        feed: feed_lib.Feed,
         mesh: Mesh,
         *,
         clock: clocks.WorkerClock,
         max_microbatches: int,
     ) -> None:
-        self._feed, self._mesh, self._clock = feed, mesh, clock
+        self._mesh, self._clock = mesh, clock
         self._workers = mesh_lib.own_workers(mesh)
         self._max_microbatches = max_microbatches
         self._run = jitted.InPlace(make_fused_local(steps, mesh), 1)
@@ -127,8 +126,8 @@ class Fused:
         rngs: Sequence[jax.Array],
         meanwhile: Callable[[], None] = lambda: None,
     ) -> tuple[types.Contribution, Callable[[], types.Work]]:
-        round_index, assigned, limits, _, feed = plan  # there is no gate
-        microbatches = jax.block_until_ready(self._load(assigned, feed or self._feed))
+        round_index, assigned, limits, feed, _ = plan  # there is no gate
+        microbatches = jax.block_until_ready(self._load(assigned, feed))
         with waits.Wait("synchronise"):
             jax.block_until_ready((shared, carried))
         start = time.perf_counter()

@@ -34,8 +34,8 @@ class LocalPlan(NamedTuple):
     round_index: int | None  # None: warms up, without emulated speeds
     assigned: stream.Assignment
     limits: np.ndarray  # i64[W]: microbatches that each worker does at most, where that is known
+    feed: feed_lib.Feed  # brings their examples
     may_close: bool = True  # by a gate
-    feed: feed_lib.Feed | None = None  # None: the run's
 
 
 class PassKeys:
@@ -87,7 +87,6 @@ class Stepped:
 
     Args:
         steps: the local rule; jitted here, so it compiles once for each device.
-        feed: brings the examples.
         mesh: one device a worker; None: what they share lies on the first of `devices`, from where
             it is moved to each worker's and back.
         devices: of each worker.
@@ -106,7 +105,6 @@ class Stepped:
     def __init__(
         self,
         steps: rules.LocalSteps,
-        feed: feed_lib.Feed,
         mesh: Mesh | None,
         *,
         devices: Sequence[jax.Device],
@@ -122,7 +120,7 @@ class Stepped:
     ) -> None:
         self._begins, self._eager = begins, eager
         self._depth, self._devices = depth, [devices[worker] for worker in workers]
-        self._feed, self._mesh, self._clock, self._gate = feed, mesh, clock, gate
+        self._mesh, self._clock, self._gate = mesh, clock, gate
         self._beacons = beacons
         self._workers = list(workers)
         finish = functools.partial(calls.finish, steps)
@@ -158,7 +156,7 @@ class Stepped:
             what they contribute, which the devices may not have computed yet; and what waits for
             them and says what they did.
         """
-        round_index, assigned, limits, may_close, feed = plan
+        round_index, assigned, limits, feed, may_close = plan
         of_workers = shared.params, shared.model_state, carried
         if self._mesh is None:
             rows = mesh_lib.rows_on(of_workers, self._devices)
@@ -184,7 +182,7 @@ class Stepped:
                     assigned.microbatches(worker, int(limits[worker])),
                     int(assigned.passes[worker]),
                     rngs[index],
-                    feed or self._feed,
+                    feed,
                     gate,
                     host_work if self._is_alone else clocks.nothing,
                 )
@@ -200,7 +198,7 @@ class Stepped:
             done = [task.result() for task in tasks]
         except BaseException:  # Ctrl-C, or a worker failed: the others stop after their microbatch
             self._stopping.set()
-            self._feed.close()  # or a source that blocks would hold a worker for ever
+            feed.close()  # or a source that blocks would hold a worker for ever
             concurrent.futures.wait(tasks)
             self._stopping.clear()
             self._starts = 0

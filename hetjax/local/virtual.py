@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from hetjax import debugging, trees, types
-from hetjax.data import feed as feed_lib
 from hetjax.data import stream
 from hetjax.local import calls, clocks, jitted, rules, stepped
 
@@ -21,7 +20,6 @@ class Virtual:
 
     Args:
         steps: the local rule; jitted here, over an array axis of workers.
-        feed: brings the examples.
         num_workers: W.
         clock: the emulated clocks.
         signed: whether the order takes signs.
@@ -33,7 +31,6 @@ class Virtual:
     def __init__(
         self,
         steps: rules.LocalSteps,
-        feed: feed_lib.Feed,
         num_workers: int,
         *,
         clock: clocks.WorkerClock,
@@ -41,8 +38,7 @@ class Virtual:
         same_evidence: bool = False,
         replicas_equal: bool,
     ) -> None:
-        self._feed, self._num_workers = feed, num_workers
-        self._clock, self._signed = clock, signed
+        self._num_workers, self._clock, self._signed = num_workers, clock, signed
         self._same_evidence = same_evidence
         self._keys: tuple[Any, jax.Array] | None = None
         own = None if replicas_equal else 0
@@ -84,7 +80,7 @@ class Virtual:
         rngs: Sequence[jax.Array],
         meanwhile: Callable[[], None] = lambda: None,
     ) -> tuple[types.Contribution, Callable[[], types.Work]]:
-        round_index, assigned, limits, _, feed = plan  # `limits` are what the gate leaves done
+        round_index, assigned, limits, feed, _ = plan  # `limits` are what the gate leaves done
         if self._keys is None or self._keys[0] is not rngs:
             self._keys = rngs, jnp.stack(rngs)
         signs: list[Any] = []
@@ -102,7 +98,7 @@ class Virtual:
                 shared,
                 carried,
                 begun,
-                (feed or self._feed).load(0, ids, assigned.passes),
+                feed.load(0, ids, assigned.passes),
                 active,
                 self._keys[1],
                 is_first=position == 0 and self._same_evidence,

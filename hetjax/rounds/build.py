@@ -95,7 +95,6 @@ def build(
         where=where,
         methods=methods,
         clock=clock,
-        feed=feed,
         company=company,
         model=types.Model(params, model_state),
         begins=begins,

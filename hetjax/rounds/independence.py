@@ -59,7 +59,7 @@ def check(
 
     def added_up(example_ids: np.ndarray, params: types.PyTree) -> list[np.ndarray]:
         assigned = stream.Assignment(example_ids, starts, 0 * starts[1:])
-        plan = stepped.LocalPlan(None, assigned, assigned.quotas, may_close=False, feed=feed)
+        plan = stepped.LocalPlan(None, assigned, assigned.quotas, feed, may_close=False)
         carried = own.begin(params, kept, shared.given)
         at = shared._replace(params=params)
         found, done = own.local.run(plan, at, carried, keys(assigned.passes))
@@ -86,12 +86,12 @@ def check(
 
 
 def _drawn(setup: setup_lib.Setup, source: Any, first: types.PyTree) -> tuple[Any, np.ndarray]:
-    """The feed, if it is not the run's, and i32[4, W, B]: ids that count, others that fill up.
+    """The feed, and i32[4, W, B]: ids that count, others that fill up.
 
     The first of a microbatch always counts, since the microbatch's key is made of it.
     """
     rng, size = np.random.default_rng(0), setup.config.microbatch_size
-    feed, some = None, rng.choice(len(source), min(len(source), _SAMPLE), replace=False)
+    feed, some = setup.feed, rng.choice(len(source), min(len(source), _SAMPLE), replace=False)
     if setup.feed.reads_ahead:
         feed, some = _First(sources.ArraySource(first), setup.where.devices), np.arange(size)
     rare = some[np.argsort(-_rarity(source, some), kind="stable")[: 2 * size]]

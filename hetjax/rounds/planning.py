@@ -64,7 +64,7 @@ def plan(
             passes = assigned.passes
     return Plan(
         state,
-        stepped.LocalPlan(index, assigned, limits, may_close),
+        stepped.LocalPlan(index, assigned, limits, setup.feed, may_close),
         quotas=quotas,
         caps=caps,
         closing=closing,
@@ -94,7 +94,7 @@ def warm_up_plan(
     assigned = stepped.warm_up_plan(len(setup.where.devices), setup.config.microbatch_size)
     return Plan(
         state,
-        stepped.LocalPlan(None, assigned, assigned.quotas),
+        stepped.LocalPlan(None, assigned, assigned.quotas, setup.feed),
         quotas=assigned.quotas,
         caps=assigned.quotas,
         closing=None,

@@ -14,7 +14,6 @@ from hetjax import debugging, gates, ordering, starting, types
 from hetjax import mesh as mesh_lib
 from hetjax import parts as parts_lib
 from hetjax.config import experiment as config_lib
-from hetjax.data import feed as feed_lib
 from hetjax.local import clocks, fused, jitted, rules, stepped
 from hetjax.local.virtual import Virtual
 from hetjax.processes import board as board_lib
@@ -31,7 +30,6 @@ class Maker:
     where: mesh_lib.Placement
     methods: setup_lib.Methods
     clock: clocks.WorkerClock
-    feed: feed_lib.Feed
     company: setup_lib.Company
     model: types.Model  # before the first round, without worker axis
     begins: starting.Starting
@@ -162,12 +160,11 @@ def _make_sync(
 def _make_local(
     common: Maker, steps: rules.LocalSteps, *, signed: bool, finishes: bool
 ) -> stepped.Stepped | fused.Fused | Virtual:
-    config, methods, feed, clock = common.config, common.methods, common.feed, common.clock
+    config, methods, clock = common.config, common.methods, common.clock
     mesh, devices = common.where.mesh, common.where.devices
     if config.local == "virtual" and not config.debug:
         return Virtual(
             steps,
-            feed,
             config.cluster.num_workers,
             clock=clock,
             signed=signed,
@@ -176,7 +173,7 @@ def _make_local(
         )
     if config.local == "fused" and mesh is not None and not config.debug:
         most = most_microbatches(config)
-        return fused.Fused(steps, feed, mesh, clock=clock, max_microbatches=most)
+        return fused.Fused(steps, mesh, clock=clock, max_microbatches=most)
     gate = None
     if methods.gate.closes and not config.replay and not clock.virtual:
         alone = len(common.where.own) == len(devices)
@@ -185,7 +182,6 @@ def _make_local(
         gate = gates.begin(methods.gate, board)
     return stepped.Stepped(
         steps,
-        feed,
         mesh,
         devices=devices,
         workers=common.where.own,

@@ -129,7 +129,7 @@ def digests_of(local: stepped.LocalPlan, active: types.Exchanges) -> tuple[int, 
     All that decides what a process computes in the round and which collectives it takes part in;
     `active` as of a `Plan`.
     """
-    index, assigned, limits, may_close, _ = local
+    index, assigned, limits, _, may_close = local
     parts = {
         "examples": (assigned.example_ids, assigned.passes),
         "quotas": (assigned.starts, limits, may_close),

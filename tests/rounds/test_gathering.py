@@ -138,7 +138,7 @@ def test_where_one_cannot_solve_nobody_waits_for_it():
 
 def test_each_part_of_a_plan_has_a_digest_of_its_own():
     plan = stream.Assignment(np.arange(8).reshape(2, 4), np.arange(3), np.zeros(2, int))
-    local, active = stepped.LocalPlan(5, plan, np.array([1, 1])), np.array([True, False])
+    local, active = stepped.LocalPlan(5, plan, np.array([1, 1]), None), np.array([True, False])
     own = run_state.digests_of(local, active)
     assert own == run_state.digests_of(local, active)
     later = plan._replace(passes=plan.passes + 1)
