@@ -88,7 +88,6 @@ class Report:
         self._round_secs: float | None = None
         self._exchange_secs: float | None = None
         self._line: types.RoundReport | None = None
-        self._totals: types.SyncMetrics | None = None
 
     @property
     def done(self) -> stream.Assignment:
@@ -111,18 +110,15 @@ class Report:
         """None where the true speeds are not known, or a gate may close the round."""
         return planning.references(self._setup, self._plan)
 
-    @property
+    @functools.cached_property
     def totals(self) -> types.SyncMetrics:
         """The sums of the round, on the host; waits for them. NaN is the loss of a rule that adds
         up none."""
-        if self._totals is None:
-            totals = jax.tree.map(np.asarray, self._metrics)
-            is_packed = not isinstance(totals, types.SyncMetrics)
-            self._totals = packing.unpack(totals) if is_packed else totals
-            if self._plan.programs.rule.loss_sum is None:
-                nothing: Any = np.float64(np.nan)
-                self._totals = self._totals._replace(loss_sum=nothing)
-        return self._totals
+        totals: types.SyncMetrics = packing.unpack(jax.tree.map(np.asarray, self._metrics))
+        if self._plan.programs.rule.loss_sum is None:
+            nothing: Any = np.float64(np.nan)
+            totals = totals._replace(loss_sum=nothing)
+        return totals
 
     @property
     def divisor(self) -> float:
