@@ -168,7 +168,7 @@ class Stepped:
         gate = self._gate if may_close else None
         if gate is not None:
             gate.begin(assigned.quotas)
-        host_work = _Once(meanwhile)
+        host_work = functools.cache(meanwhile)  # whoever is first calls it
         tasks: list[concurrent.futures.Future] = []
         try:
             for index, worker in enumerate(self._workers):
@@ -293,18 +293,6 @@ class Stepped:
     def close(self) -> None:
         self._stopping.set()
         self._threads.shutdown(wait=True, cancel_futures=True)
-
-
-class _Once:
-    """Calls a function the first time that it is called."""
-
-    def __init__(self, function: Callable[[], None]) -> None:
-        self._function: Callable[[], None] | None = function
-
-    def __call__(self) -> None:
-        function, self._function = self._function, None
-        if function is not None:
-            function()
 
 
 def worker_threads(num_workers: int) -> concurrent.futures.ThreadPoolExecutor:
