@@ -101,16 +101,20 @@ def _take_row(tree: types.PyTree, worker: jax.Array) -> types.PyTree:
 
 def _together(function: Callable, rows: types.PyTree, *others: Any) -> types.PyTree:
     """What a function makes of the rows of all processes, here; all processes call it."""
-    mesh = jax.tree.leaves(rows)[0].sharding.mesh
+    leaf = jax.tree.leaves(rows)[0]
+    if leaf.is_fully_addressable:
+        return _everywhere(function)(rows, *others)
+    mesh = leaf.sharding.mesh
     with waits.Wait("read the rows of all workers", is_vain=False):  # which may have come to exits
         found = jax.block_until_ready(_everywhere(function, mesh)(rows, *others))
     return jax.tree.map(lambda x: x.addressable_data(0), found)
 
 
 @functools.cache
-def _everywhere(function: Callable, mesh: Mesh) -> Callable:
-    """`function`, jitted; its results are whole on every device of the mesh."""
-    return debugging.compiled(jax.jit(function, out_shardings=mesh_lib.everywhere(mesh)))
+def _everywhere(function: Callable, mesh: Mesh | None = None) -> Callable:
+    """`function`, jitted; its results are whole on every device of the mesh, if there is one."""
+    whole = None if mesh is None else mesh_lib.everywhere(mesh)
+    return debugging.compiled(jax.jit(function, out_shardings=whole))
 
 
 def _mean_and_distance(params: types.PyTree) -> tuple[types.PyTree, jax.Array, jax.Array]:
@@ -126,9 +130,6 @@ def _mean_and_distance(params: types.PyTree) -> tuple[types.PyTree, jax.Array, j
     return jax.tree.map(lambda m, x: m.astype(x.dtype), mean, params), distance, norm
 
 
-_MEASURE = debugging.compiled(jax.jit(_mean_and_distance))
-
-
 def _other_rows(tree: types.PyTree) -> types.PyTree:
     """bool[W] of each leaf: the worker's row is another than worker 0's; NaN is equal to NaN."""
 
@@ -137,9 +138,6 @@ def _other_rows(tree: types.PyTree) -> types.PyTree:
         return jnp.any(is_other, axis=tuple(range(1, leaf.ndim)))
 
     return jax.tree.map(of_leaf, tree)
-
-
-_OTHER_ROWS = debugging.compiled(jax.jit(_other_rows))
 
 
 def check_equal(tree: types.PyTree, reducer: str) -> None:
@@ -153,9 +151,7 @@ def check_equal(tree: types.PyTree, reducer: str) -> None:
         ValueError: the rows differ, with the first array and the workers where they do.
     """
     tree = jax.tree.map(lambda x: x if jnp.issubdtype(x.dtype, jnp.number) else (), tree)
-    here = jax.tree.leaves(tree)[0].is_fully_addressable
-    found = _OTHER_ROWS(tree) if here else _together(_other_rows, tree)
-    for path, is_other in jax.tree.leaves_with_path(found):
+    for path, is_other in jax.tree.leaves_with_path(_together(_other_rows, tree)):
         workers = np.flatnonzero(is_other)
         if workers.size:
             raise ValueError(
@@ -190,13 +186,7 @@ def mean_of_rows(rows: types.PyTree) -> types.PyTree:
 
 def mean_on(rows: types.PyTree, device: jax.Device) -> types.PyTree:
     """The mean of leaves `[W, ...]`, on `device`, of integers one; all processes call it."""
-    return jax.device_put(_measured(rows)[0], device)
-
-
-def _measured(rows: types.PyTree) -> tuple[types.PyTree, jax.Array, jax.Array]:
-    if jax.tree.leaves(rows)[0].is_fully_addressable:
-        return _MEASURE(rows)
-    return _together(_mean_and_distance, rows)
+    return jax.device_put(_together(_mean_and_distance, rows)[0], device)
 
 
 def consensus(rows: types.PyTree, device: jax.Device) -> tuple[types.PyTree, dict[str, float]]:
@@ -210,6 +200,6 @@ def consensus(rows: types.PyTree, device: jax.Device) -> tuple[types.PyTree, dic
         parameters without worker axis; and `distance`, the root mean square over the workers of
         the Euclidean distance from the mean, and `relative`, that over the mean's norm.
     """
-    mean, distance, norm = _measured(rows)
+    mean, distance, norm = _together(_mean_and_distance, rows)
     relative = float(distance) / max(float(norm), 1e-30)
     return jax.device_put(mean, device), {"distance": float(distance), "relative": relative}
