@@ -45,7 +45,12 @@ def all_finite(tree: types.PyTree) -> jax.Array:
     return jnp.all(jnp.stack([jnp.isfinite(jnp.sum(x)) for x in leaves] or [jnp.bool_(True)]))
 
 
-def of_vector(vector: jax.Array, like: types.PyTree) -> types.PyTree:
+def to_vector(tree: types.PyTree, dtype: Any) -> jax.Array:
+    """All leaves, one after the other, in one type; traceable."""
+    return jnp.concatenate([leaf.reshape(-1).astype(dtype) for leaf in jax.tree.leaves(tree)])
+
+
+def of_vector(vector: Any, like: types.PyTree) -> types.PyTree:
     """The leaves that lie in a vector one after the other, in its own type; traceable."""
     leaves, treedef = jax.tree.flatten(like)
     ends = [0, *itertools.accumulate(leaf.size for leaf in leaves)]

@@ -205,11 +205,10 @@ def coordinate(running_sum: PyTree, signed_sum: PyTree, axis_name: str) -> tuple
         this one; a signed sum of zeros gets +1.
     """
     num_workers = jax.lax.axis_size(axis_name)
-    leaves, u_leaves = jax.tree.leaves(running_sum), jax.tree.leaves(signed_sum)
-    dtype = _sum_dtype(*leaves, *u_leaves)
-    u = _exchange(_flat(u_leaves, dtype)[None], axis_name)[0]  # [W, d / W]
+    dtype = _sum_dtype(*jax.tree.leaves((running_sum, signed_sum)))
+    u = _exchange(trees.to_vector(signed_sum, dtype)[None], axis_name)[0]  # [W, d / W]
     rank, chunk = jax.lax.axis_index(axis_name), u.shape[1]
-    r = _flat(leaves, dtype)
+    r = trees.to_vector(running_sum, dtype)
     r = jnp.pad(r, (0, chunk * num_workers - r.size)).reshape(num_workers, chunk)[rank]
     signs = _signs_of_shards(u, r, axis_name)
     change = jax.lax.all_gather(_dot(signs, u), axis_name, tiled=True)
@@ -277,7 +276,3 @@ def _signs_of_shards(vectors: jax.Array, running_sum: jax.Array, axis_name: str)
     products, gram = _dot(vectors, running_sum), _dot(vectors, vectors.T)
     total = jax.lax.psum(jnp.concatenate([products, gram.reshape(-1)]), axis_name)
     return _signs_from_products(total[: products.size], total[products.size :].reshape(gram.shape))
-
-
-def _flat(leaves: list[jax.Array], dtype: Any) -> jax.Array:
-    return jnp.concatenate([leaf.reshape(-1).astype(dtype) for leaf in leaves])

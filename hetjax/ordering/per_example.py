@@ -47,10 +47,8 @@ def _gradients(
 
     value_and_grad = functools.partial(jax.value_and_grad(of_one, has_aux=True), params)
     (values, weights), grads = debugging.each(value_and_grad, jnp.arange(size))
-    dtype = _dtype(params)
-    flat = [leaf.reshape(size, -1).astype(dtype) for leaf in jax.tree.leaves(grads)]
     grad_sum = jax.tree.map(lambda g: jnp.sum(g, axis=0), grads)
-    gradients = jnp.concatenate(flat, axis=1)
+    gradients = jax.vmap(functools.partial(trees.to_vector, dtype=_dtype(params)))(grads)
     is_apart = _is_apart(losses, params, gradients)
     return (jnp.sum(values), weights.sum()), grad_sum, gradients, is_apart
 
@@ -71,8 +69,7 @@ def _is_apart(losses: Callable, params: types.PyTree, gradients: jax.Array) -> j
 
     def gradient(positions: np.ndarray | None) -> jax.Array:
         grads = jax.grad(lambda p: jnp.sum(jnp.where(kept, losses(p, positions)[0], 0)))(params)
-        flat = [leaf.reshape(-1).astype(gradients.dtype) for leaf in jax.tree.leaves(grads)]
-        return jnp.concatenate(flat)
+        return trees.to_vector(grads, gradients.dtype)
 
     copied = np.where(kept, np.arange(len(kept)), 0)
     apart = gradient(copied) if draws else jnp.sum(gradients, axis=0)

@@ -97,14 +97,11 @@ class ApartSums(meeting_lib.Sums):
             total = self._total(host_secs)
             self._turn.number += 1
         size = sum(leaf.size for leaf in jax.tree.leaves(self._like))
-        change, treedef = jax.tree.flatten(contributed.state_change)
-        cuts = np.cumsum([size, *(leaf.size for leaf in change)])
-        parts = [
-            part.reshape(leaf.shape).astype(leaf.dtype)
-            for part, leaf in zip(np.split(total, cuts)[1:-1], change, strict=True)
-        ]
-        sums, change = mesh_lib.place((total[None, :size], parts), self._mesh)
-        return contributed._replace(sums=sums, state_change=jax.tree.unflatten(treedef, change))
+        like = contributed.state_change
+        change = trees.of_vector(total[size:], like)
+        change = jax.tree.map(lambda part, leaf: part.astype(leaf.dtype), change, like)
+        sums, change = mesh_lib.place((total[None, :size], change), self._mesh)
+        return contributed._replace(sums=sums, state_change=change)
 
     def totals(
         self, contributed: types.Contribution, metrics: types.SyncMetrics

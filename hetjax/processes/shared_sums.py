@@ -66,12 +66,8 @@ class SharedSums(meeting.Sums):
         self._rounds.reverse()
         rows = mesh_lib.worker_rows(contributed.sums)
         for worker, row in zip(self._workers, rows, strict=True):
-            start = 0
-            for leaf in jax.tree.leaves(row):
-                place = self._of_machine.index(worker)
-                part = self._rounds[0][0][place, start : start + leaf.size]
-                np.copyto(part, np.asarray(leaf).reshape(-1))
-                start += leaf.size
+            parts = [np.asarray(leaf).reshape(-1) for leaf in jax.tree.leaves(row)]
+            np.concatenate(parts, out=self._rounds[0][0][self._of_machine.index(worker)])
 
     def total(self, contributed: types.Contribution, host_secs: np.ndarray) -> types.Contribution:
         """With `sums` `[W, P]`: each worker has the total, its leaves one after the other.
