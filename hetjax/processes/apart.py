@@ -18,7 +18,6 @@ that decided.
 """
 
 import contextlib
-import pathlib
 import statistics
 import time
 import zlib
@@ -35,7 +34,7 @@ from hetjax.processes import place as place_lib
 from hetjax.processes.place import Decision, Member
 
 _LOST_SECS = 1.0  # after which who waits to be taken in looks whether anybody is left
-_JUDGED = "judged"  # begins the name of a file of who leads, or has led
+_JUDGED = "judged"  # begins the name of the file of each that leads, or has led
 _STATE_BYTES = 16  # of the kind of a device, and of a digest
 _ROUNDS = 5  # as many median rounds is nobody late
 
@@ -348,21 +347,17 @@ class Apart(meeting_lib.Meeting):
         except OSError as error:
             messages.say(f"who leads next will not know the best: {path}: {error.strerror}")
             return
-        for path in self._judged():
+        for path in list(place.directory.glob(f"{_JUDGED}.*")):
             start = int(path.suffix[1:])
             if start != place.start and not place.lives(Member(-1, start)):
                 path.unlink(missing_ok=True)
 
     def kept(self) -> tuple[dict[str, np.ndarray], dict[str, Any]] | None:
         found = []
-        for path in self._judged():
+        for path in self.place.directory.glob(f"{_JUDGED}.*"):
             with contextlib.suppress(FileNotFoundError):
                 found.append(handing.read(path))
         return max(found, key=lambda each: each[1]["number"], default=None)
-
-    def _judged(self) -> list[pathlib.Path]:
-        """The files of who leads or has led, whole ones."""
-        return list(self.place.directory.glob(f"{_JUDGED}.*"))
 
     def outlives_leader(self) -> bool:
         place = self.place

@@ -31,6 +31,7 @@ AVERAGE = "train/average/"  # before the names of the arrays of one
 JUDGED = "judged_params"  # where they are others than those that are trained
 _OPTIMIZER = "train/opt_state"
 _POLICIES = "run/policies"
+_repeated = mesh_lib.add_worker_axis
 
 
 def to_arrays(
@@ -216,7 +217,7 @@ def from_train(train: Any, setup: setup_lib.Setup) -> types.TrainState:
     if seen and setup.where.leads:
         messages.say(f"the optimizer was given anew{seen}; its state is that of init_state")
     if setup.methods.reducer.keeps_replicas_equal:
-        rows = _repeated(jax.tree.map(lambda leaf: leaf[0], fitted(rows, 1)), num_workers)
+        rows = fitted(rows, 1)
     given = fitted(rows, num_workers)
     kept = {name: _repeated(getattr(own, name), rows) for name, rows in setup.kept_rows.items()}
     return mesh_lib.place(given._replace(**kept), setup.where.mesh)
@@ -252,7 +253,7 @@ def from_arrays(
             continue
         found = leaves.unflatten(like, arrays, name, check_shapes=False)
         if _num_rows(found) == 1:
-            found = _repeated(jax.tree.map(lambda leaf: leaf[0], found), num_rows)
+            found = fitted(found, num_rows)
         same_shapes = jax.tree.map(np.shape, found) == jax.tree.map(np.shape, like)
         kept[name] = found if same_shapes else like
     train = mesh_lib.place(rows._replace(**kept), setup.where.mesh)
@@ -375,10 +376,6 @@ def _are_equal(rows: types.PyTree) -> bool:
     )
 
 
-def _repeated(row: types.PyTree, num_workers: int) -> types.PyTree:
-    return mesh_lib.add_worker_axis(row, num_workers)
-
-
 def fitted(rows: types.PyTree, num_workers: int) -> types.PyTree:
     """A row for each worker: as they are, or their mean where there were others; on the host."""
 
@@ -388,6 +385,6 @@ def fitted(rows: types.PyTree, num_workers: int) -> types.PyTree:
         row = leaf[0]
         if len(leaf) > 1 and jax.dtypes.issubdtype(leaf.dtype, np.inexact):
             row = leaf.mean(axis=0, dtype=np.float64).astype(leaf.dtype)
-        return np.broadcast_to(row, (num_workers, *row.shape))
+        return _repeated(row, num_workers)
 
     return jax.tree.map(fit, rows)
