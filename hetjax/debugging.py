@@ -10,13 +10,12 @@ import contextlib
 import functools
 import operator
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 _settings = operator.attrgetter("jax_disable_jit", "jax_debug_nans", "jax_debug_infs")
-_F = TypeVar("_F", bound=Callable[..., Any])
 _WAYS = "host_to_device", "device_to_device", "device_to_host"
 
 TOLD = "debug: rounds run eagerly, worker after worker, and nothing is traced. This is slow"
@@ -37,7 +36,7 @@ def eager(wanted: bool) -> Iterator[None]:
         yield
 
 
-def moving(function: _F) -> _F:
+def moving(function: Callable[..., Any]) -> Callable[..., Any]:
     """A function of hetjax that moves arrays between host and devices, whatever JAX is told to
     refuse now; itself where JAX refuses nothing, since to allow it takes 30 µs a call."""
     is_guarded = any(getattr(jax.config, f"jax_transfer_guard_{way}") for way in _WAYS)
@@ -93,17 +92,14 @@ def program(function: Callable[..., Any], *arguments: Any) -> tuple[Any, Any]:
 
 
 def contents(program: Any) -> tuple[set[str], set[Any]]:
-    """Operations and types of the arrays of a jaxpr, those that it calls too; of None nothing."""
+    """Operations and types of the arrays of a jaxpr, those that it calls too; of what is none
+    nothing."""
     names, dtypes = set(), set()
-    for equation in () if program is None else program.eqns:
+    for equation in getattr(program, "eqns", ()):
         names.add(equation.primitive.name)
         dtypes |= {getattr(out.aval, "dtype", None) for out in equation.outvars}
-        for value in equation.params.values():
-            for inner in value if isinstance(value, tuple | list) else (value,):
-                called = getattr(inner, "jaxpr", inner)
-                if hasattr(called, "eqns"):
-                    more = contents(called)
-                    names, dtypes = names | more[0], dtypes | more[1]
+        for more in map(contents, jax.tree.leaves(list(equation.params.values()))):
+            names, dtypes = names | more[0], dtypes | more[1]
     return names, dtypes
 
 

@@ -48,14 +48,12 @@ def of_programs(*calls: tuple[Callable, tuple]) -> str:
 
 def _constants(part: Any) -> Iterator[Any]:
     """The arrays in a program, and in those that it calls, on the devices or the host."""
-    if isinstance(part, tuple | list):
-        for each in part:
-            yield from _constants(each)
-    elif hasattr(part, "eqns"):
+    if hasattr(part, "eqns"):
         yield from getattr(part, "consts", ())
         for equation in part.eqns:
             yield from (atom.val for atom in equation.invars if hasattr(atom, "val"))
-            yield from _constants(list(equation.params.values()))
+            for inner in jax.tree.leaves(list(equation.params.values())):
+                yield from _constants(inner)
     elif inspect.isfunction(called := getattr(part, "callback_func", None)):  # on the host
         held = inspect.getclosurevars(called)
         found = (*held.nonlocals.values(), *held.globals.values())
