@@ -18,6 +18,7 @@ import jax.numpy as jnp
 
 from hetjax import mesh as mesh_lib
 from hetjax import trees, types
+from hetjax.inputs import extra_arguments
 from hetjax.losses import weighting as weighting_lib
 from hetjax.ordering import ordering
 from hetjax.topology import reducers
@@ -98,15 +99,19 @@ class Reduced(NamedTuple):
 
 
 class How(NamedTuple):
-    """How a run reduces."""
+    """How a run reduces, and updates."""
 
     reducer: reducers.Reduction
     num_workers: int
-    nominal_examples: int  # of a full round
-    weighting: str = "example"  # one of `weighting.WEIGHTINGS`: what is minimised
-    totals: Any = None
+    nominal_examples: int  # of a full round, the unit in which schedules count
+    weighting: str  # one of `weighting.WEIGHTINGS`: what is minimised
+    totals: Any
     """`(contributed, metrics) -> (sums, weight)` where the sums have met before: see
     `shared_sums`."""
+
+    optimizer: extra_arguments.Asked | None  # None: a round without update
+    stop_on_nonfinite: bool  # such a round leaves the state as it was
+    ema: float  # decay of the average; 0: there is none
 
 
 def reduce(

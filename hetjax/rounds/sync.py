@@ -87,14 +87,9 @@ def make_sync(
             f"the ordering's observer is made for {made_for.num_workers} worker(s), and here are "
             f"{num_workers}"
         )
-    how_to_reduce = reduce_lib.How(reducer, num_workers, nominal_examples, weighting, totals)
-    how_to_update = update_lib.How(
-        None if optimizer is None else extra_arguments.with_extra_arguments(optimizer),
-        nominal_examples,
-        reducer.mixing,
-        stop_on_nonfinite,
-        ema,
-    )
+    asked = None if optimizer is None else extra_arguments.with_extra_arguments(optimizer)
+    of_sums = reducer, num_workers, nominal_examples, weighting, totals
+    how = reduce_lib.How(*of_sums, asked, stop_on_nonfinite, ema)
 
     def body(
         form: reduce_lib.Form,
@@ -106,17 +101,15 @@ def make_sync(
         metrics: types.SyncMetrics | tuple[()],
         given: types.PyTree,
     ) -> Synchronised:
-        reduced, metrics, is_empty = reduce_lib.reduce(
-            how_to_reduce, form, contributed, shares, metrics
-        )
+        reduced, metrics, is_empty = reduce_lib.reduce(how, form, contributed, shares, metrics)
         with jax.named_scope("coordinate_order"):
             memory, flips = form.coordinate(state.memory, contributed.evidence)
         kept = types.Kept(memory, contributed.worker)
         rest = reduced, kept, metrics, is_empty
         if optimizer is None:
-            left, mean, own = update_lib.mean(how_to_update, form, state, *rest, active=active)
+            left, mean, own = update_lib.mean(how, form, state, *rest, active=active)
             return Synchronised(left, (), metrics, flips, mean, own)
-        state, step = update_lib.update(how_to_update, form, state, *rest, active=active)
+        state, step = update_lib.update(how, form, state, *rest, active=active)
         carried = begin(state.params, state.kept, given)
         return Synchronised(state, carried, metrics, flips, step=step)
 

@@ -1,7 +1,6 @@
 """The last step of a synchronisation: each worker's update from what was reduced."""
 
 import functools
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -9,23 +8,11 @@ import optax
 
 from hetjax import mesh as mesh_lib
 from hetjax import trees, types
-from hetjax.inputs import extra_arguments
 from hetjax.losses import stateful
 from hetjax.rounds import judged
-from hetjax.rounds.reduce import Form, Reduced
-from hetjax.topology import reducers
+from hetjax.rounds.reduce import Form, How, Reduced
 
 _AXIS = mesh_lib.WORKER_AXIS
-
-
-class How(NamedTuple):
-    """How a run updates."""
-
-    optimizer: extra_arguments.Asked | None  # None: a round without update
-    nominal_examples: int  # of a full round, the unit in which schedules count
-    mixing: reducers.Mixing | None = None  # of a reducer that gossips
-    stop_on_nonfinite: bool = True  # such a round leaves the state as it was
-    ema: float = 0.0  # decay of the average; 0: there is none
 
 
 def update(
@@ -54,7 +41,7 @@ def update(
         is_empty: bool[]: nobody has anything to update from.
         active: the exchanges of the round, bool[M], of a reducer that gossips.
     """
-    mixing = how.mixing
+    mixing = how.reducer.mixing
     memories = kept.memory, state.memory  # of which one row may stand for all workers
     kept, state = kept._replace(memory=()), state._replace(memory=())
 
@@ -101,7 +88,7 @@ def mean(
     with jax.named_scope("mean"):
         found, own = form.each(_mean)(reduced)
         model_state = form.each(_changed)(before.model_state, reduced)
-        if how.mixing is not None:
+        if how.reducer.mixing is not None:
             with jax.named_scope("mix"):
                 found, model_state = form.mix((found, model_state), active)
         blocked = _is_blocked(how, metrics, is_empty)
@@ -153,7 +140,7 @@ def _update_worker(
     grads, extra = how.optimizer.arguments(*given, value=value, progress=progress)
     updates, opt_state = how.optimizer.plain.update(grads, *given[1:], **extra)
     params = optax.apply_updates(base_params, updates)
-    if how.mixing is not None:
+    if how.reducer.mixing is not None:
         params, opt_state = trees.select(
             reduced.weight > 0, (params, opt_state), (base_params, state.opt_state)
         )
