@@ -22,7 +22,6 @@ from typing import NamedTuple
 
 from hetjax.launcher import guardian
 
-METHODS = ("group", "duty_cycle")
 MIN_SHARE = 0.01
 _PERIOD_USECS = 20_000  # short: a worker that waits for a whole period stretches small rounds
 _MIN_QUOTA_USECS = 1_000  # the kernel's least

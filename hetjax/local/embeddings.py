@@ -142,13 +142,10 @@ class Passes:
                 sums.weight_sum + counts.astype(sums.weight_sum.dtype),
             )
 
-        def finish(shared: types.Shared, worker: tuple, sums: gradients.GradientSums) -> tuple:
-            return worker, sums.grad_sum, sums.weight_sum
-
         return rules.LocalRule(
             begin,
             add,
-            finish,
+            gradients.finish,
             checked=lambda worker, sums: sums.loss_sum,
             loss_sum=lambda sums: sums.loss_sum,
         )

@@ -25,6 +25,13 @@ class GradientSums(NamedTuple):
     state_change: types.PyTree = ()  # a `StateChange`, where the model keeps state
 
 
+def finish(
+    shared: types.Shared, worker: tuple, sums: GradientSums
+) -> tuple[tuple, types.PyTree, jax.Array]:
+    """Contributes the gradient: `LocalRule.finish`."""
+    return worker, sums.grad_sum, sums.weight_sum
+
+
 def gradient_sums(
     loss_fn: losses_lib.LossFn,
     *,
@@ -85,11 +92,6 @@ def gradient_sums(
 
     def take(worker: tuple, sums: GradientSums, *found: Any) -> tuple[tuple, GradientSums]:
         return worker, _added(loss_divisor, sums, *found)
-
-    def finish(
-        shared: types.Shared, worker: tuple, sums: GradientSums
-    ) -> tuple[tuple, types.PyTree, jax.Array]:
-        return worker, sums.grad_sum, sums.weight_sum
 
     rule = rules.LocalRule(
         begin,

@@ -37,7 +37,7 @@ def _says(state: Any) -> bool:
     return _point(state)[0] is not None
 
 
-def _found(opt_state: types.PyTree) -> list[Any]:
+def found(opt_state: types.PyTree) -> list[Any]:
     """The states in it, whatever wraps them, that say where an optimiser is judged."""
     return [state for state in jax.tree.leaves(opt_state, is_leaf=_says) if _says(state)]
 
@@ -67,34 +67,29 @@ def row(params: types.PyTree, opt_state: types.PyTree) -> types.PyTree:
     """As `of`, without worker axis."""
     if isinstance(params, optax.LookaheadParams):
         return optax.LookaheadParams.init_synced(params.slow)
-    for state in _found(opt_state):
-        found = _at(state, params)
-        params = params if found is None else found
+    for state in found(opt_state):
+        at = _at(state, params)
+        params = params if at is None else at
     return params
 
 
 _ROWS = debugging.compiled(jax.jit(jax.vmap(row)))
 
 
-def differs(opt_state: types.PyTree) -> bool:
-    """Whether an optimiser's state says where it is judged."""
-    return bool(_found(opt_state))
-
-
 def of(params: types.PyTree, opt_state: types.PyTree) -> types.PyTree:
     """What is evaluated and handed out of the parameters that an optimiser trains, leaves
     `[W, ...]`: of `optax.LookaheadParams` the slow ones, twice."""
-    return _ROWS(params, opt_state) if differs(opt_state) else row(params, ())
+    return _ROWS(params, opt_state) if found(opt_state) else row(params, ())
 
 
 def told(params: types.PyTree, opt_state: types.PyTree) -> str:
     """What to say of an optimiser that is judged elsewhere; "": nothing. Leaves `[W, ...]`."""
-    found = _found(opt_state)
+    states = found(opt_state)
     names = ", ".join(
-        dict.fromkeys(f"{_point(s)[0].__name__} of {type(s).__name__}" for s in found)
+        dict.fromkeys(f"{_point(s)[0].__name__} of {type(s).__name__}" for s in states)
     )
     if isinstance(params, optax.LookaheadParams) or any(
-        jax.eval_shape(jax.vmap(_at), state, params) is None for state in found
+        jax.eval_shape(jax.vmap(_at), state, params) is None for state in states
     ):
         return names and f"{names} is not found in such a state; evaluated is what is trained"
     return names and f"evaluated and returned: {names}; result.state keeps what is trained"

@@ -49,7 +49,7 @@ def to_arrays(
         if _are_equal(rows):
             rows = jax.tree.map(lambda leaf: leaf[:1], rows)
         arrays |= leaves.flatten(rows, name)
-    if judged.differs(train.opt_state):
+    if judged.found(train.opt_state):
         rows = judged.of(train.params, train.opt_state)
         arrays |= leaves.flatten(read(rows), JUDGED)
     return arrays | rounds_to_arrays(state.rounds) | best_to_arrays(best)
@@ -265,29 +265,25 @@ def from_arrays(
 def _with_average(saved: checkpoint.Saved, setup: setup_lib.Setup) -> dict[str, np.ndarray]:
     """The arrays of a checkpoint; an average that it lacks begins at its parameters, one that this
     run does not keep is left out, one by another `ema` goes on, and each is told."""
-    has, keeps = any(name.startswith(AVERAGE) for name in saved.arrays), setup.config.ema > 0
-    done, before = f"in the checkpoint of round {saved.about['rounds']}", saved.about.get("ema")
-    if has == keeps:
-        if has and before not in (None, setup.config.ema) and setup.where.leads:
-            messages.say(
-                f"ema={setup.config.ema:g} from here on; the average {done} is by {before:g}"
-            )
-        return saved.arrays
-    if keeps:
-        text = f"ema={setup.config.ema:g} begins at the parameters {done}, which holds no average"
-    else:
-        text = f"the average {done} is left out: this run has no ema"
-    if setup.where.leads:
-        messages.say(text)
+    ema, by = setup.config.ema, saved.about.get("ema", setup.config.ema)
     arrays = {name: a for name, a in saved.arrays.items() if not name.startswith(AVERAGE)}
-    if not keeps:
-        return arrays
-    for before, after in ((judged_in(arrays), "params"), ("train/model_state", "state")):
-        arrays |= {
-            AVERAGE + after + name.removeprefix(before): state_lib.wide(a)
-            for name, a in saved.arrays.items()
-            if name == before or name.startswith(f"{before}/")
-        }
+    has, done = len(arrays) < len(saved.arrays), f"in the checkpoint of round {saved.step}"
+    text = ""
+    if has and ema:
+        arrays = saved.arrays
+        text = "" if by == ema else f"ema={ema:g} from here on; the average {done} is by {by:g}"
+    elif ema:
+        text = f"ema={ema:g} begins at the parameters {done}, which holds no average"
+        for before, after in ((judged_in(arrays), "params"), ("train/model_state", "state")):
+            arrays |= {
+                AVERAGE + after + name.removeprefix(before): state_lib.wide(a)
+                for name, a in saved.arrays.items()
+                if name == before or name.startswith(f"{before}/")
+            }
+    elif has:
+        text = f"the average {done} is left out: this run has no ema"
+    if text and setup.where.leads:
+        messages.say(text)
     return arrays
 
 
