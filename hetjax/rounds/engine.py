@@ -277,10 +277,21 @@ class Engine:
         """A round without update, at a point with leaves `[W, ...]`; `options` are of `compute`."""
         carried = plan.programs.begin(point, kept, plan.given)
         with self.together():
-            given, work, asked = self.compute(plan, kept, point, carried, **options)
-            with self.waiting:
-                sums = plan.programs.sync.call(*given)
-        return executed(plan, work, sums, given, asked)
+            return self.phases(plan, (kept, point, carried), plan.given, **options)
+
+    def phases(self, plan: Plan, begun: tuple, given: types.PyTree, **options: Any) -> Executed:
+        """Both phases of a round; all processes call it together.
+
+        Args:
+            plan: from `open`, or of a warm-up.
+            begun: what `compute` takes behind it; used up.
+            given: values of the round that begins where this one ends.
+            **options: of `compute`.
+        """
+        taken, work, asked = self.compute(plan, *begun, **options)
+        with self.waiting:
+            sums = plan.programs.sync.call(*taken, given)
+        return Executed(plan, work(), sums._replace(metrics=taken[-1] or sums.metrics), asked)
 
     def compute(
         self,
@@ -303,8 +314,8 @@ class Engine:
             meanwhile: called while the workers compute.
 
         Returns:
-            what the synchronisation takes; what waits for the workers and says what they did; and
-            what any process asked.
+            what the synchronisation takes, but for what the next round is given; what waits for the
+            workers and says what they did; and what any process asked.
 
         Raises:
             NonFiniteError: a microbatch of the round before was not finite.
@@ -358,8 +369,7 @@ class Engine:
             local_secs = work.compute_secs.max() if closing is None else closing.round_secs
             return work._replace(local_secs=float(local_secs))
 
-        given = kept, contributed, setup.shares, plan.active, metrics, plan.given
-        return given, timed, request
+        return (kept, contributed, setup.shares, plan.active, metrics), timed, request
 
     def settle(self) -> None:
         """Waits for the last update, which belongs to its round, and ends that round.
@@ -377,14 +387,3 @@ class Engine:
         """Notes that a kind is warm; its rounds are given values of these shapes."""
         self.clock.closes()
         self.warm[kind] = run_state.shapes_of(given)
-
-
-def executed(
-    plan: Plan,
-    work: Callable[[], types.Work],
-    sums: sync.Synchronised,
-    given: tuple[Any, ...],
-    asked: gathering.Request,
-) -> Executed:
-    """What came of a plan, once its workers are done; `given` is what its synchronisation took."""
-    return Executed(plan, work(), sums._replace(metrics=given[4] or sums.metrics), asked)

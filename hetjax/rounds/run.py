@@ -289,10 +289,8 @@ class Run(engine.Engine):
                 carried: Any = state.carried
                 if jax.tree.leaves(plan.given) or plan.signed != state.signed:
                     carried = own.begin(train.params, train.kept, plan.given)
-                given, work, asked = self.compute(now, train, train.params, carried, **options)
-                with self.waiting:  # it begins the next round, which is given what this one was
-                    sums = own.sync.call(*given[:-1], plan.given)
-                executed = engine.executed(plan, work, sums, given, asked)
+                begun = train, train.params, carried  # the next round is given what this one was
+                executed = self.phases(now, begun, plan.given, **options)
             if first is not None:
                 plan = plan._replace(given=now.given)
                 executed = executed._replace(plan=plan, work=_both(first, executed.work))
