@@ -167,7 +167,7 @@ class Driver:
                     if task.setup.where.leads and not self._leads:
                         self._take_over()
                     self._ask()
-                    if self._asked.ends or self._trace_ends() or self._source_ends():
+                    if self._asked.ends or self._runs_out():
                         break
                     with watch.taking_part():
                         self._asked |= task.step(self._ask, self._report)
@@ -228,20 +228,18 @@ class Driver:
             self._asked |= self._asks
         return self._asks
 
-    def _trace_ends(self) -> bool:
-        """Whether the trace that is replayed has no more rounds; process 0 says so."""
-        trace, task = self._task.ended_trace(), self._task
-        if trace and task.setup.where.leads:
-            messages.say(
+    def _runs_out(self) -> bool:
+        """Whether the trace that is replayed has no more rounds, or an iterable has ended before
+        the run; process 0 says so."""
+        task, told = self._task, ""
+        if trace := task.ended_trace():
+            told = (
                 f"the trace {trace!r} ends after {task.steps_done} {task.unit}s; so does this run"
             )
-        return bool(trace)
-
-    def _source_ends(self) -> bool:
-        """Whether an iterable has ended before the run; process 0 says so."""
-        told, task = self._task.ended_source(), self._task
+        elif source := task.ended_source():
+            told = f"{source}. The run ends here, after {task.how_far}; nothing of it is lost."
         if told and task.setup.where.leads:
-            messages.say(f"{told}. The run ends here, after {task.how_far}; nothing of it is lost.")
+            messages.say(told)
         return bool(told)
 
     def _after_step(self) -> None:
