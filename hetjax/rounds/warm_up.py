@@ -134,18 +134,14 @@ def _contribution_shapes(
     contributed = jax.eval_shape(own.begin, params, kept, given)
     if not own.finishes_late:
         all_shared = types.Shared(params, model_state=kept.model_state)
-        shared, carried = jax.tree.map(_one_row, (all_shared, contributed))
+        shared, carried = jax.tree.map(functools.partial(_rows, 1), (all_shared, contributed))
         shared = shared._replace(given=given)
         contributed = jax.eval_shape(functools.partial(calls.finish, own.steps), shared, carried)
     leaf = jax.tree.leaves(params)[0]
-    all_rows = functools.partial(_all_rows, leaf.shape[0], leaf.sharding)
+    all_rows = functools.partial(_rows, leaf.shape[0], sharding=leaf.sharding)
     return jax.tree.map(all_rows, contributed)
 
 
-def _one_row(leaf: jax.Array) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct((1, *leaf.shape[1:]), leaf.dtype, weak_type=leaf.weak_type)
-
-
-def _all_rows(num_rows: int, sharding: Any, leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+def _rows(num_rows: int, leaf: Any, sharding: Any = None) -> jax.ShapeDtypeStruct:
     shape = num_rows, *leaf.shape[1:]
     return jax.ShapeDtypeStruct(shape, leaf.dtype, sharding=sharding, weak_type=leaf.weak_type)
