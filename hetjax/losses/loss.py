@@ -215,19 +215,36 @@ def _check_metrics(found: types.Losses, batch_size: int) -> tuple[str, ...]:
             raise ValueError(
                 f"loss_fn returned a metric named {name!r}; allowed are texts but {taken}"
             )
-        values, weights = value if isinstance(value, tuple) and len(value) == 2 else (value, None)
-        allowed_shapes = [(batch_size,), found.losses.shape]
-        if weights is not None:
-            shape = getattr(weights, "shape", ())
-            allowed_shapes = [shape] if shape[:1] == (batch_size,) else []
-        if any(_is_like(values, shape) for shape in allowed_shapes):
-            continue
-        shown = _shown(values) if weights is None else f"({_shown(values)}, {_shown(weights)})"
-        raise ValueError(
-            f"loss_fn returned the metric {name!r} as {shown}; allowed are [{batch_size}], "
-            f"{list(found.losses.shape)}, or (values, weights) of one shape [{batch_size}, …]"
-        )
+        check_metric("loss_fn", name, value, (batch_size,), found.losses.shape)
     return tuple(sorted(found.metrics))
+
+
+def check_metric(caller: str, name: str, value: Any, *shapes: tuple[int, ...]) -> None:
+    """Refuses a metric of which no mean can be taken.
+
+    Args:
+        caller: what returned it.
+        name: of the metric.
+        value: an array, or `(values, weights)`.
+        shapes: those of an array; the first is of one number an example.
+
+    Raises:
+        ValueError: it is none, or has other shapes.
+    """
+    is_pair = isinstance(value, tuple) and len(value) == 2
+    values, weights = value if is_pair else (value, None)
+    own = getattr(weights, "shape", ())
+    if weights is None:
+        fits = any(_is_like(values, shape) for shape in shapes)
+    else:
+        fits = own[:1] == shapes[0] and _is_like(values, own) and _is_like(weights, own)
+    if not fits:
+        shown = _shown(values) if weights is None else f"({_shown(values)}, {_shown(weights)})"
+        allowed = ", ".join(str(list(shape)) for shape in dict.fromkeys(shapes))
+        raise ValueError(
+            f"{caller} returned the metric {name!r} as {shown}; allowed are real numbers {allowed},"
+            f" or (values, weights) of one shape [{shapes[0][0]}, …]"
+        )
 
 
 def _is_like(value: Any, shape: tuple[int, ...] | None) -> bool:

@@ -268,25 +268,8 @@ def _check_metrics(
         )
     for name, value in values.items():
         for part in _parts(value):
-            _check_part(name, part, batch_size)
+            losses_lib.check_metric("metrics_fn", name, part, (batch_size,))
     return {name: v.function for name, v in values.items() if isinstance(v, types.OfMeans)}
-
-
-def _check_part(name: str, value: Any, batch_size: int) -> None:
-    values, weights = value if isinstance(value, tuple) and len(value) == 2 else (value, None)
-    shape = getattr(values, "shape", ())
-    fits = shape == (batch_size,) if weights is None else _shape_of(weights) == shape
-    is_real = not any(
-        jax.dtypes.issubdtype(getattr(each, "dtype", np.bool_), np.complexfloating)
-        for each in (values, weights)
-    )
-    if is_real and fits and shape[:1] == (batch_size,):
-        return
-    with_weights = "" if weights is None else f", with weights {_shape_of(weights)}"
-    raise ValueError(
-        f"metrics_fn returned {name!r} of shape {shape}{with_weights}; it must be real numbers, "
-        f"[{batch_size}], or (values, weights), both [{batch_size}, …]"
-    )
 
 
 _MADE_BY = "hetjax.nnx_metrics(model, …) and hetjax.linen_metrics(…) make one of a Flax model"
@@ -297,7 +280,3 @@ def _no_metrics(given: Any, arguments: str) -> str:
         f"metrics_fn is {parts.shown(given)}; it must be a function {arguments} -> "
         f"{{name: f32[B]}}: {_MADE_BY}"
     )
-
-
-def _shape_of(value: Any) -> Any:
-    return getattr(value, "shape", type(value).__name__)
