@@ -1,7 +1,7 @@
 """The sets that a run is evaluated on, and which evaluation is the best."""
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -47,7 +47,7 @@ def judge(names: Mapping[str, list[str]], best_by: str, best_mode: str) -> Judge
         if best_by:
             raise ValueError(f"best_by: got {best_by!r}, and nothing is evaluated")
         return Judge()
-    full = [f"{set_name}_{name}" for set_name, of_set in names.items() for name in of_set]
+    full = {f"{set_name}_{name}": name for set_name, of_set in names.items() for name in of_set}
     first = next(iter(names))
     metric = best_by or "loss"
     found = next((name for name in (f"{first}_{metric}", metric) if name in full), None)
@@ -58,12 +58,22 @@ def judge(names: Mapping[str, list[str]], best_by: str, best_mode: str) -> Judge
             f"the metrics ({', '.join(full)}) have no loss, so best_params will be the last ones; "
             "best_by and best_mode say otherwise"
         )
-    of_average = any(
-        f"{set_name}_{name}" == found and name.startswith(_AVERAGE)
-        for set_name, of_set in names.items()
-        for name in of_set
-    )
-    return Judge(found, best_mode == "max", of_average)
+    return Judge(found, best_mode == "max", full.get(found or "", "").startswith(_AVERAGE))
+
+
+def worst(names: Mapping[str, list[str]], found: list[dict[str, float]]) -> dict[str, float]:
+    """Of several replicas' evaluations the one with the highest loss of the first set.
+
+    A loss that is NaN is the highest.
+
+    Args:
+        names: as of `judge`.
+        found: an evaluation of each.
+    """
+    loss = f"{next(iter(names), '')}_loss"
+    known = [values for values in found if loss in values]
+    highest = max(known, key=lambda values: np.nan_to_num(values[loss], nan=np.inf), default={})
+    return {f"worst_{name}": value for name, value in highest.items()}
 
 
 def sets_of(
@@ -87,15 +97,10 @@ def sets_of(
     return sets
 
 
-def make(
-    setup: Any,
-    metrics_fn: evaluate.MetricsFn | None,
-    sets: Mapping[str, Any],
-    params: types.PyTree,
-    *,
-    progress: bool,
-) -> "Evaluations":
-    """Of the process that evaluates, or may have to later; the others have none.
+class Evaluations:
+    """One evaluator for each set; the first metric that is not finite is told.
+
+    Only a process that evaluates, or may have to later, has any.
 
     Args:
         setup: of the run.
@@ -104,57 +109,41 @@ def make(
         params: of the form that is evaluated.
         progress: say what takes long.
     """
-    options = {}
-    if metrics_fn is None:
-        metrics_fn = evaluate.metrics_of_loss(setup.loss_fn, per_example_rng=setup.per_example_rng)
-        if setup.config.loss_over == "microbatch":  # which compares as many as in training
-            options["batch_size"] = setup.config.microbatch_size
-    with debugging.eager(setup.config.debug):
-        of_sets = {
-            name: evaluate.Evaluator(
-                metrics_fn,
-                source,
-                params,
-                setup.where.own_device,
-                on_batch=lambda: setup.company.beacons.at("evaluating"),
-                num_readers=setup.config.data.readers,
-                progress=progress,
-                **options,
-            )
-            for name, source in (sets.items() if setup.where.may_lead else ())
-        }
-    return Evaluations(
-        of_sets,
-        averages=setup.config.ema > 0,
-        debug=setup.config.debug,
-        leads=lambda: setup.where.leads,
-    )
-
-
-class Evaluations:
-    """One evaluator for each set; the first metric that is not finite is told.
-
-    Args:
-        of_sets: by the set's name; empty in a process that does not evaluate.
-        averages: whether an average of the parameters is evaluated, too: `ema_accuracy`.
-        debug: call the metrics with numbers.
-        leads: whether this process is the one that evaluates now.
-    """
 
     def __init__(
         self,
-        of_sets: Mapping[str, evaluate.Evaluator],
+        setup: Any,
+        metrics_fn: evaluate.MetricsFn | None,
+        sets: Mapping[str, Any],
+        params: types.PyTree,
         *,
-        averages: bool = False,
-        debug: bool = False,
-        leads: Callable[[], bool] = lambda: True,
+        progress: bool,
     ) -> None:
-        self._of_sets, self._debug, self._leads = of_sets, debug, leads
-        self._prefixes = ("", _AVERAGE) if averages else ("",)
+        options, config, self._setup = {}, setup.config, setup
+        if metrics_fn is None:
+            own_keys = setup.per_example_rng
+            metrics_fn = evaluate.metrics_of_loss(setup.loss_fn, per_example_rng=own_keys)
+            if config.loss_over == "microbatch":  # which compares as many as in training
+                options["batch_size"] = config.microbatch_size
+        with debugging.eager(config.debug):
+            self._of_sets = {
+                name: evaluate.Evaluator(
+                    metrics_fn,
+                    source,
+                    params,
+                    setup.where.own_device,
+                    on_batch=lambda: setup.company.beacons.at("evaluating"),
+                    num_readers=config.data.readers,
+                    progress=progress,
+                    **options,
+                )
+                for name, source in (sets.items() if setup.where.may_lead else ())
+            }
         self._has_told = False
+        self._prefixes = ("", _AVERAGE) if config.ema > 0 else ("",)
 
     def __bool__(self) -> bool:
-        return bool(self._of_sets) and self._leads()
+        return bool(self._of_sets) and self._setup.where.leads
 
     @functools.cached_property
     def digests(self) -> dict[str, str]:
@@ -183,7 +172,7 @@ class Evaluations:
         """
         models = list(zip(self._prefixes, (params, average), strict=False))
         models = [each for each in models if each[1] is not None]
-        with debugging.eager(self._debug):
+        with debugging.eager(self._setup.config.debug):
             found = {
                 f"{set_name}_{prefix}{name}": value
                 for set_name, evaluator in self._of_sets.items()
@@ -198,15 +187,3 @@ class Evaluations:
                 "and metrics.jsonl, and never the best"
             )
         return found
-
-    def worst(self, found: list[dict[str, float]]) -> dict[str, Any]:
-        """Of several replicas' evaluations the one with the highest loss of the first set.
-
-        A loss that is NaN is the highest.
-        """
-        if not self._of_sets:
-            return {}
-        loss = f"{next(iter(self._of_sets))}_loss"
-        known = [values for values in found if loss in values]
-        worst = max(known, key=lambda values: np.nan_to_num(values[loss], nan=np.inf), default={})
-        return {f"worst_{name}": value for name, value in worst.items()}

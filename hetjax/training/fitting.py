@@ -177,7 +177,7 @@ def fit(
             metrics_fn = evaluate_lib.of_model(metrics_fn)
         if isinstance(loss_fn, stateful.StatefulLoss):
             model = types.Model(params, loss_fn.model_state)
-        evaluate = evaluations.make(setup, metrics_fn, eval_sets, model, progress=progress)
+        evaluate = evaluations.Evaluations(setup, metrics_fn, eval_sets, model, progress=progress)
         best, may_lead = (run.config.best_by, run.config.best_mode), setup.where.may_lead
         judge = evaluations.judge(evaluate.names, *best) if may_lead else evaluations.Judge()
         task = training.Training(

@@ -199,7 +199,7 @@ class Training(task_lib.Task):
                 placed = jax.device_put(replica, self.setup.where.own_device)
                 after = f"{self._evaluated_at} rounds, worker {worker}"
                 found.append(self.evaluate(placed, after=after))
-        return self.evaluate.worst(found)
+        return evaluations.worst(self.evaluate.names, found)
 
     def line(
         self,

@@ -154,9 +154,8 @@ def test_an_evaluation_that_becomes_nan_is_told_and_never_the_best(sets, tmp_pat
 
 
 def test_a_replica_whose_loss_is_nan_is_the_worst():
-    of_sets = evaluations_lib.Evaluations({"test": None})
     found = [{"test_loss": loss} for loss in (1.0, np.nan, 2.0)]
-    assert np.isnan(of_sets.worst(found)["worst_test_loss"])
+    assert np.isnan(evaluations_lib.worst({"test": ["loss"]}, found)["worst_test_loss"])
 
 
 @pytest.mark.parametrize(

@@ -212,4 +212,4 @@ def _evaluations(
         return {"loss": found[:2] if isinstance(found, tuple) else found}
 
     params = {"x": per_example.plain(run.x), "y": run.y0}
-    return evaluations.make(run.setup, metrics, sets, params, progress=progress)
+    return evaluations.Evaluations(run.setup, metrics, sets, params, progress=progress)
