@@ -92,11 +92,11 @@ def grown(theirs: dict[str, Any], ours: dict[str, Any], name: str) -> bool:
 
 def all_grown(workdir: pathlib.Path, config: dict[str, Any], names: Sequence[str]) -> list[str]:
     """What the run in a directory is to have more of than it had: 'epochs 3 to 5'."""
-    theirs = None
     with contextlib.suppress(OSError, ValueError, AttributeError):  # `check` tells
-        theirs = read(workdir, config)
-    more = [name for name in names if theirs and grown(theirs, config, name)]
-    return [f"{name} {theirs[name]} to {config[name] or 'any number'}" for name in more if theirs]
+        theirs = read(workdir, config) or {}
+        more = [name for name in names if grown(theirs, config, name)]
+        return [f"{name} {theirs[name]} to {config[name] or 'any number'}" for name in more]
+    return []
 
 
 def _check_given(theirs: dict[str, Any], ours: dict[str, Any], way: str) -> None:
