@@ -228,19 +228,21 @@ class Inputs:
         count, due = saved.get("due", (0, {}))
         kept = _Snapshot(**{**saved, "state": iterable_states.decode(saved["state"]), "due": []})
         first = self._come(kept, kept.taken, count)
-        second = first if first == due else self._come(kept, kept.taken, count)
-        same = [name for name in due if first.get(name) == second.get(name)]  # not drawn anew
-        if due and not (same and all(first.get(name) == due[name] for name in same)):
-            assert self._head is not None
-            found = self._come(self._head, kept.taken, count) if same else {}
-            if same and all(found.get(name) == due[name] for name in same):
-                return False
-            self._restore(kept)
-            if tells:
-                messages.say(
-                    f"the {self.name} goes on by its state with other examples than were due: some "
-                    "may never be done, others twice. Give it a seed, or a state with its buffer"
-                )
+        if first == due:
+            return True
+        second = self._come(kept, kept.taken, count)
+        same = {n: d for n, d in due.items() if first.get(n) == second.get(n)}  # not drawn anew
+        if same and same.items() <= first.items():
+            return True
+        assert self._head is not None
+        if same and same.items() <= self._come(self._head, kept.taken, count).items():
+            return False
+        self._restore(kept)
+        if tells:
+            messages.say(
+                f"the {self.name} goes on by its state with other examples than were due: some may "
+                "never be done, others twice. Give it a seed, or a state with its buffer"
+            )
         return True
 
     def _come(self, start: _Snapshot, position: int, count: int) -> dict[str, str]:

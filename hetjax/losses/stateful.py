@@ -142,26 +142,20 @@ class StatefulLoss:
             after: the state after the microbatch.
             count: f[], examples.
         """
-
         olds, treedef = jax.tree.flatten(before)
         news = jax.tree.leaves_with_path(after)
-
-        def of_mode(own: str) -> types.PyTree:
-            def one(old: Any, new: Any, mode: str) -> Any:
-                if mode != own:
-                    return None
-                times = (count if mode == MEAN else count > 0).astype(_wide(old))
-                return (jnp.asarray(new[1], times.dtype) - jnp.asarray(old, times.dtype)) * times
-
-            return jax.tree.unflatten(treedef, map(one, olds, news, self.modes))
-
-        alike = {}
-        for (path, new), mode in zip(news, self.modes, strict=True):
+        means: list[Any] = [None] * len(olds)
+        sums, alike = list(means), {}
+        for at, (old, (path, new), mode) in enumerate(zip(olds, news, self.modes, strict=True)):
             if mode == _ALIKE:
                 bits = jnp.unpackbits(jnp.asarray(new).reshape(-1).view(jnp.uint8))
                 once = (count > 0).astype(jnp.float32)
                 alike[path_of(path)] = jnp.append(bits.astype(jnp.float32), 1) * once
-        return types.StateChange(of_mode(MEAN), of_mode(SUM), alike)
+                continue
+            of_mode, times = (means, count) if mode == MEAN else (sums, count > 0)
+            times = times.astype(_wide(old))
+            of_mode[at] = (jnp.asarray(new, times.dtype) - jnp.asarray(old, times.dtype)) * times
+        return types.StateChange(treedef.unflatten(means), treedef.unflatten(sums), alike)
 
     def zeros(self, state: types.PyTree) -> types.StateChange:
         """Before the first microbatch of a round.
