@@ -34,6 +34,16 @@ def select(condition: jax.Array, on_true: types.PyTree, on_false: types.PyTree) 
     )
 
 
+def unlike(before: types.PyTree, after: types.PyTree) -> list[tuple[Any, str, str]]:
+    """The leaves that differ in type or shape: `(path, what it was, what it is)`."""
+    was, now = (
+        {path: f"{jnp.result_type(x)}{list(jnp.shape(x))}" for path, x in leaves}
+        for leaves in map(jax.tree.leaves_with_path, (before, after))
+    )
+    pairs = [(path, was.get(path, "nothing"), now.get(path, "nothing")) for path in was | now]
+    return [each for each in pairs if each[1] != each[2]]
+
+
 def all_finite(tree: types.PyTree) -> jax.Array:
     """Whether no leaf of numbers holds a NaN or an infinity: bool[].
 

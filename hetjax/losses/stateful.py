@@ -155,7 +155,8 @@ class StatefulLoss:
             of_mode, times = (means, count) if mode == MEAN else (sums, count > 0)
             times = times.astype(_wide(old))
             of_mode[at] = (jnp.asarray(new, times.dtype) - jnp.asarray(old, times.dtype)) * times
-        return types.StateChange(treedef.unflatten(means), treedef.unflatten(sums), alike)
+        trees_of = functools.partial(jax.tree.unflatten, treedef)
+        return types.StateChange(trees_of(means), trees_of(sums), alike)
 
     def zeros(self, state: types.PyTree) -> types.StateChange:
         """Before the first microbatch of a round.
@@ -225,21 +226,10 @@ def _is_under(path: str, name: str) -> bool:
 
 
 def _check_like(after: types.PyTree, before: types.PyTree) -> None:
-    own, new = (
-        {path_of(path): _shown(leaf) for path, leaf in jax.tree.leaves_with_path(tree)}
-        for tree in (before, after)
-    )
-    wrong = [
-        f"{name} was {own.get(name, 'missing')} and is {new.get(name, 'missing')}"
-        for name in own | new
-        if own.get(name) != new.get(name)
-    ]
+    pairs = trees.unlike(before, after)
+    wrong = [f"{path_of(path)} was {was} and is {now}" for path, was, now in pairs]
     structures: list[Any] = [jax.tree.structure(before), jax.tree.structure(after)]
     if not wrong and structures[0] != structures[1]:
         wrong.append(f"it was {structures[0]} and is {structures[1]}")
     if wrong:
         raise ValueError(f"loss_fn returned another form of model state: {'; '.join(wrong[:4])}")
-
-
-def _shown(leaf: Any) -> str:
-    return f"{jnp.result_type(leaf)}{list(jnp.shape(leaf))}"

@@ -5,7 +5,6 @@ A `Reducer` is what a user gives: how sums and parameters are to be reduced, in 
 alone.
 """
 
-import itertools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -74,20 +73,13 @@ class Reduction(NamedTuple):
         """
         import jax
 
-        keystr = jax.tree_util.keystr
-        before, after = (
-            [
-                f"sums{keystr(at)} {jax.numpy.result_type(x)}{list(jax.numpy.shape(x))}"
-                for at, x in jax.tree.leaves_with_path(tree)
-            ]
-            for tree in (given, made)
-        )
-        for was, now in itertools.zip_longest(before, after, fillvalue="nothing"):
-            if was != now:
-                raise ValueError(
-                    f"{self.name}: its collective(sums, axis_name) or array(sums) made {now} of "
-                    f"{was}, must keep structure, shapes and types"
-                )
+        from hetjax import trees
+
+        for path, was, now in trees.unlike(given, made):
+            raise ValueError(
+                f"{self.name}: its collective(sums, axis_name) or array(sums) made {now} of "
+                f"sums{jax.tree_util.keystr(path)} {was}, must keep structure, shapes and types"
+            )
 
     def active(self, round_index: int) -> Any:
         """The exchanges of a round, where it gossips: bool[M]; else ()."""
