@@ -139,28 +139,25 @@ def gossiping(gossip: gossip_lib.Gossip, *, before_update: bool) -> Reduction:
                 change = jax.lax.cond(active[index], exchange_now, lambda c: c, change)
         return change
 
-    def collective(params: PyTree, active: jax.Array, axis_name: str) -> PyTree:
-        def mix(vector: jax.Array) -> jax.Array:
-            if not jnp.issubdtype(vector.dtype, jnp.inexact):
-                return vector  # whole numbers of a model's state, alike in all replicas
-            wide = trees.wide(vector)
-            return (wide + exchanged(wide, active, axis_name)).astype(vector.dtype)
+    def mixed(leaf: jax.Array, added: Callable[[jax.Array], jax.Array]) -> jax.Array:
+        if not jnp.issubdtype(leaf.dtype, jnp.inexact):
+            return leaf  # whole numbers of a model's state, alike in all replicas
+        wide = trees.wide(leaf)
+        return (wide + added(wide)).astype(leaf.dtype)
 
-        return _bucketed(mix, params)
+    def collective(params: PyTree, active: jax.Array, axis_name: str) -> PyTree:
+        added = functools.partial(exchanged, active=active, axis_name=axis_name)
+        return _bucketed(lambda vector: mixed(vector, added), params)
 
     def array(params: PyTree, active: jax.Array) -> PyTree:
-        def mix(leaf: jax.Array) -> jax.Array:
-            if not jnp.issubdtype(leaf.dtype, jnp.inexact):
-                return leaf
-            wide = trees.wide(leaf)
+        def added(rows: jax.Array) -> jax.Array:
             flags = jnp.zeros(len(terms)) if not num_exchanges else active
             exact: Any = {"precision": jax.lax.Precision.HIGHEST}  # a GPU's default is TF32
-            of_terms = flags.astype(wide.dtype), jnp.asarray(terms, wide.dtype)
+            of_terms = flags.astype(rows.dtype), jnp.asarray(terms, rows.dtype)
             change = jnp.einsum("m,mij->ij", *of_terms, **exact)
-            added = jnp.matmul(change, wide.reshape(num_workers, -1), **exact)
-            return (wide + added.reshape(wide.shape)).astype(leaf.dtype)
+            return jnp.matmul(change, rows.reshape(num_workers, -1), **exact).reshape(rows.shape)
 
-        return jax.tree.map(mix, params)
+        return jax.tree.map(lambda leaf: mixed(leaf, added), params)
 
     mixing = Mixing(gossip, collective, array, before_update)
     return Reduction(lambda sums, axis_name: sums, lambda sums: sums, mixing)
