@@ -38,11 +38,11 @@ _MEANING = {
     "loss": "the loss computes something else, or with other constants",
     "optimizer": extra_arguments.OTHERWISE,
     "rule": "the local rule computes something else, or with other constants",
-    "upper examples": "the upper data have {here} examples, and had {there}",
-    "upper values": "the upper data hold other values",
-    "upper loss": "the upper loss computes something else, or with other constants",
-    "upper rule": "the upper level's answers are computed otherwise, or with other constants",
     "estimator": "the estimator does something else, or with other settings",
+}
+_MEANING |= {
+    f"upper {name}": _MEANING[name].replace("the ", "the upper ", 1)
+    for name in ("examples", "values", "loss", "rule")
 }
 
 

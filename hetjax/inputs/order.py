@@ -1,10 +1,10 @@
 """The order that a run asks for, tried on its loss: does it work?"""
 
 import jax
-import numpy as np
 
 from hetjax import debugging, messages, ordering, types
 from hetjax.config import kinds
+from hetjax.inputs import rule_identity
 from hetjax.local import contract, rules
 from hetjax.losses import batch_loss
 from hetjax.losses import loss as losses_lib
@@ -36,11 +36,11 @@ def make(
     Raises:
         ValueError: the method cannot work with this loss.
     """
-    observer = method.observer(sizes)
+    observer, name = method.observer(sizes), kinds.name_of("ordering", method)
     if changes_state and observer is not None:
         raise ValueError(
-            f"ordering.method: {kinds.name_of('ordering', method)!r} needs each example's "
-            "gradient; the model's state (batch statistics?) is of all: take 'random_reshuffling'"
+            f"ordering.method: {name!r} needs each example's gradient; the model's state (batch "
+            "statistics?) is of all: take 'random_reshuffling'"
         )
     if observer is None or isinstance(loss_fn, batch_loss.BatchLoss):
         return None
@@ -51,17 +51,15 @@ def make(
         _lower(observer, rule, params, examples)
     except contract.BrokenError as error:
         raise ValueError(
-            f"{error}. It was given what observe of the order "
-            f"{kinds.name_of('ordering', method)!r} returned"
+            f"{error}. It was given what observe of the order {name!r} returned"
         ) from error
     except (AttributeError, TypeError, ValueError) as error:
-        name = kinds.name_of("ordering", method)
         raise ValueError(
             f"ordering.method: {name!r} cannot work with this loss (a custom_vjp? metrics without "
             f"weights.sum()?): {str(error).splitlines()[0]}"
         ) from error
     if observer.dear and leads:
-        messages.say(f"ordering.method={kinds.name_of('ordering', method)!r}: {observer.dear}")
+        messages.say(f"ordering.method={name!r}: {observer.dear}")
     return observer
 
 
@@ -72,10 +70,7 @@ def _lower(
     examples: types.PyTree,
 ) -> None:
     """Lowers the local phase, without compiling: a custom_vjp is noticed then at the earliest."""
-    size = jax.tree.leaves(examples)[0].shape[0]
-    microbatch = types.Microbatch(
-        np.arange(size, dtype=np.int32), np.ones(size, np.float32), examples
-    )
+    microbatch = rule_identity.microbatch_of(examples)
     steps, shared = rules.with_observer(rule, observer), types.Shared(params)
     carried = steps.begin(shared, rule.init(params), observer.init(params))
     jax.jit(steps.add).lower(shared, carried, microbatch, jax.random.key(0))

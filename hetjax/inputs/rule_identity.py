@@ -45,7 +45,7 @@ def check(
     of_run = functools.partial(
         losses_lib.masked, loss_fn, per_example_rng=per_example_rng, metrics=rule.metrics
     )
-    given = _shapes_of(params), _microbatch_of(examples), jax.random.key(0)
+    given = _shapes_of(params), microbatch_of(examples), jax.random.key(0)
 
     def program(losses: Callable) -> str:
         def of_microbatch(params: types.PyTree, microbatch: Any, rng: jax.Array) -> Any:
@@ -89,7 +89,7 @@ def digest(
     return digests.of_programs(
         (rule.init, (shared.params,)),
         (begin, (shared, worker)),
-        (add, (shared, *begun, _microbatch_of(examples), jax.random.key(0))),
+        (add, (shared, *begun, microbatch_of(examples), jax.random.key(0))),
         (finish, (shared, *begun)),
     )
 
@@ -100,7 +100,7 @@ def _shapes_of(tree: types.PyTree) -> types.PyTree:
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), found)
 
 
-def _microbatch_of(examples: types.PyTree) -> types.PyTree:
+def microbatch_of(examples: types.PyTree) -> types.PyTree:
     """Its shapes alone."""
     size = jax.tree.leaves(examples)[0].shape[0]
     ids, mask = (jax.ShapeDtypeStruct((size,), dtype) for dtype in (jnp.int32, jnp.float32))

@@ -95,11 +95,8 @@ class Search:
         saved = checkpoint.newest(directory) if self.resume and directory.is_dir() else None
         about = checkpoint.newest_about(directory) if saved is None else saved.about
         is_finished = about is not None and about["finished"]
-        grown = (
-            recorded.all_grown(self.workdir, self.config, self.may_grow)
-            if saved is not None
-            else []
-        )
+        may_grow = self.may_grow if saved is not None else ()
+        grown = recorded.all_grown(self.workdir, self.config, may_grow)
         if is_finished and not (is_restarted() or grown):
             saved = None
         how = {"may_differ": recorded.MAY_DIFFER, "may_grow": self.may_grow} if saved else {}
@@ -222,7 +219,6 @@ class Keeper:
         params: types.PyTree,
         best_params: types.PyTree,
         finished: bool,
-        evaluation: dict[str, str],
         **about: Any,
     ) -> dict[str, Any]:
         """What is said of a state that is saved, or handed on.
@@ -232,7 +228,6 @@ class Keeper:
             params: of the form in which `hetjax.load` returns them.
             best_params: of the run so far; None: there are none.
             finished: whether the run is at its end.
-            evaluation: digests of what the best is judged by.
             about: what else is known of the run.
         """
         return about | {
@@ -242,7 +237,6 @@ class Keeper:
             "has_best": best_params is not None,
             "form": leaves.form_of(params),
             "fingerprint": self._fingerprint,
-            "evaluation": evaluation,
             "saved": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             "solutions": self._setup.company.solved.save(),
             "versions": arguments.versions(),
