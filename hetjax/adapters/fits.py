@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -38,18 +38,18 @@ def loss_of(
     state: Any,
     function: Callable[..., Any],
     *,
-    num_streams: int,
-    rngs_of: Callable[[jax.Array], Any],
+    streams: Sequence[str],
+    rngs_of: Callable[[jax.Array], Any] | None = None,
 ) -> Any:
     """The loss of a model: `(params, batch, rng) -> losses`, or of one with state a `StatefulLoss`.
 
     Args:
       caller: the adapter.
-      call: `(params, state, key, asked) -> (asked(model), new state)`.
+      call: `(params, state, keys, asked) -> (asked(model), new state)`, with a key a stream.
       state: of the model, at the beginning.
       function: the user's, `(model, batch)` and what it names: `rngs`, `rng`, `mask`.
-      num_streams: random streams of the model, each with a key of its own.
-      rngs_of: from a key to what the function gets as `rngs`.
+      streams: names of the model's random streams.
+      rngs_of: from a key to what the function gets as `rngs`; None: a key a stream.
 
     Raises:
       ValueError: it takes a mask, and the model keeps no state.
@@ -60,8 +60,11 @@ def loss_of(
     if by_place and not keeps_state:
         raise ValueError(f"{caller}: the function takes a mask or more; the model keeps no state")
 
+    def keys_of(key: jax.Array) -> dict[str, jax.Array]:
+        return {name: fold(key, index) for index, name in enumerate(streams)}
+
     def losses_of(params: Any, state: Any, batch: Any, key: jax.Array, *mask: Any) -> Any:
-        if (num_streams or names) and not is_one_key(key):
+        if (streams or names) and not is_one_key(key):
 
             def after(state: Any) -> Any:
                 return losses_of(params, state, batch, key[0], *mask)[1]
@@ -74,8 +77,8 @@ def loss_of(
             return each_key(of_one, (batch, *mask), key), state
 
         values: dict[str, Callable[[], Any]] = {
-            "rngs": lambda: rngs_of(fold(key, num_streams)),
-            "rng": lambda: fold(key, num_streams + 1),
+            "rngs": lambda: (rngs_of or keys_of)(fold(key, len(streams))),
+            "rng": lambda: fold(key, len(streams) + 1),
             "mask": lambda: mask[0],
         }
 
@@ -83,7 +86,7 @@ def loss_of(
             given = {name: values[name]() for name in names}
             return function(model, batch, *(mask if by_place else ()), **given)
 
-        return call(params, state, key, asked)
+        return call(params, state, keys_of(key), asked)
 
     def with_mask(params: Any, state: Any, batch: Any, rng: jax.Array, mask: Any) -> Any:
         return losses_of(params, state, batch, rng, mask)

@@ -58,15 +58,12 @@ def linen_loss(
     if "_overwrite_with_gradient" in variables:
         raise ValueError("linen_loss: gradients overwrite Fp8 scales; give dtype=jnp.bfloat16")
 
-    def rngs_of(key: jax.Array) -> dict[str, jax.Array]:
-        return {name: fits.fold(key, index) for index, name in enumerate(streams)}
-
-    def call(params: Any, state: Any, key: jax.Array, asked: Callable[[Any], Any]) -> Any:
-        model = caller.model(params, state, rngs=rngs_of(key))
+    def call(params: Any, state: Any, keys: dict[str, Any], asked: Callable[[Any], Any]) -> Any:
+        model = caller.model(params, state, rngs=keys)
         return asked(model), model.state
 
-    keys: dict[str, Any] = {"num_streams": len(streams), "rngs_of": rngs_of}
-    return fits.loss_of("linen_loss", call, caller.state, per_example_loss, **keys), caller.params
+    made = fits.loss_of("linen_loss", call, caller.state, per_example_loss, streams=streams)
+    return made, caller.params
 
 
 def linen_metrics(

@@ -50,17 +50,16 @@ def nnx_loss(
     maker = _Maker("nnx_loss", nnx.clone(model), wrt, state)
     streams = sorted({str(key.tag) for _, key in nnx.to_flat_state(nnx.state(model, nnx.RngKey))})
 
-    def call(params: Any, state: Any, key: jax.Array, asked: Callable[[Any], Any]) -> Any:
+    def call(params: Any, state: Any, keys: dict[str, Any], asked: Callable[[Any], Any]) -> Any:
         def seeded(built: Any) -> Any:
-            if streams:
-                keys: Any = {name: fits.fold(key, index) for index, name in enumerate(streams)}
+            if keys:
                 nnx.reseed(built, policy="match_shape", **keys)
             return asked(built)
 
         return maker.call(params, seeded, state)
 
-    keys: dict[str, Any] = {"num_streams": len(streams), "rngs_of": nnx.Rngs}
-    return fits.loss_of("nnx_loss", call, maker.state, per_example_loss, **keys), maker.params
+    more: dict[str, Any] = {"streams": streams, "rngs_of": nnx.Rngs}
+    return fits.loss_of("nnx_loss", call, maker.state, per_example_loss, **more), maker.params
 
 
 def nnx_metrics(
