@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 
@@ -64,7 +63,6 @@ def make(
         config, rule, per_example_rng: of the run.
     """
     first, _ = feeding.first_examples(config, source, per_example_rng=per_example_rng)
-    grads = jax.eval_shape(lambda tree: jax.tree.map(jnp.asarray, tree), params)
     own: dict[str, Any] = {}
     point: types.PyTree = params
     own_state: types.PyTree = ()
@@ -74,13 +72,13 @@ def make(
     if is_own or isinstance(loss_fn, batch_loss.BatchLoss):
         sums = gradients.gradient_sums(loss_fn, per_example_rng=per_example_rng, weights_vary=True)
     if not config.debug:  # it would be traced
-        own["loss"] = rule_identity.digest(sums, grads, first, own_state)
+        own["loss"] = rule_identity.digest(sums, params, first, own_state)
     # A rule that asks for values of its round has none here; what is wrong is said when it runs.
     if is_own:
         with contextlib.suppress(Exception):
-            own["rule"] = rule_identity.digest(rule, grads, first, own_state)
+            own["rule"] = rule_identity.digest(rule, params, first, own_state)
     if optimizer is not None:
-        own["optimizer"] = extra_arguments.digest(optimizer, grads)
+        own["optimizer"] = extra_arguments.digest(optimizer, params)
     return {
         "examples": len(source),
         "values": of_data(source),

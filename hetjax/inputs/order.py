@@ -44,11 +44,14 @@ def make(
         )
     if observer is None or isinstance(loss_fn, batch_loss.BatchLoss):
         return None
-    rules.with_observer(rule, observer)  # or the rule computes something else
+    steps = rules.with_observer(rule, observer)  # or the rule computes something else
     if debugging.is_on():  # the first round says what is wrong
         return observer
     try:
-        _lower(observer, rule, params, examples)
+        shared, key = types.Shared(params), jax.random.key(0)
+        carried = steps.begin(shared, rule.init(params), observer.init(params))
+        # Not compiled: a custom_vjp is noticed when it is lowered, at the earliest.
+        jax.jit(steps.add).lower(shared, carried, rule_identity.microbatch_of(examples), key)
     except contract.BrokenError as error:
         raise ValueError(
             f"{error}. It was given what observe of the order {name!r} returned"
@@ -61,16 +64,3 @@ def make(
     if observer.dear and leads:
         messages.say(f"ordering.method={name!r}: {observer.dear}")
     return observer
-
-
-def _lower(
-    observer: ordering.Observer,
-    rule: rules.LocalRule,
-    params: types.PyTree,
-    examples: types.PyTree,
-) -> None:
-    """Lowers the local phase, without compiling: a custom_vjp is noticed then at the earliest."""
-    microbatch = rule_identity.microbatch_of(examples)
-    steps, shared = rules.with_observer(rule, observer), types.Shared(params)
-    carried = steps.begin(shared, rule.init(params), observer.init(params))
-    jax.jit(steps.add).lower(shared, carried, microbatch, jax.random.key(0))
