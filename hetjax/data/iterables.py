@@ -359,11 +359,8 @@ def stream(
         raise ValueError(
             f"hetjax.stream: got a {type(iterable).__name__}; give what `for example in …` takes"
         )
-    for name, value, least in (
-        ("examples_per_epoch", examples_per_epoch, 1),
-        ("buffer_size", buffer_size, 0),
-    ):
-        parts.integer(at_least=least).check(f"hetjax.stream: {name}", value)
+    parts.integer(at_least=1).check("hetjax.stream: examples_per_epoch", examples_per_epoch)
+    parts.integer(at_least=0).check("hetjax.stream: buffer_size", buffer_size)
     if batched is None:
         batched = hasattr(iterable, "dataset") and getattr(iterable, "batch_size", None) is not None
     inputs = Inputs(iterable, per_epoch=examples_per_epoch, batched=batched)

@@ -50,14 +50,12 @@ def _children(tree: PyTree) -> list[tuple[Any, PyTree]] | None:
 def rebuild(tree: PyTree, leaves: Iterator[Any]) -> PyTree:
     """A tree of the same form with other leaves, given in the order of `walk`."""
     tree = _opened(tree)
+    if (children := _children(tree)) is None:
+        return next(leaves)
+    built = {key: rebuild(child, leaves) for key, child in children}
     if isinstance(tree, Mapping):
-        built = {key: rebuild(tree[key], leaves) for key in sorted(tree, key=str)}
         return {key: built[key] for key in tree}
-    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
-        return type(tree)(*[rebuild(child, leaves) for child in tree])
-    if isinstance(tree, tuple | list) and not _list_shape(tree):
-        return type(tree)(rebuild(child, leaves) for child in tree)
-    return next(leaves)
+    return type(tree)(*built.values()) if hasattr(tree, "_fields") else type(tree)(built.values())
 
 
 def _list_shape(tree: Any) -> tuple[int, ...]:

@@ -141,12 +141,10 @@ def _serve(theirs: connection.Connection) -> None:
 def _without_accelerators() -> Iterator[None]:
     """Processes that are started meanwhile take no memory of a GPU, whatever their program does."""
     name = "JAX_PLATFORMS"
-    before = os.environ.get(name)
+    before = {name: os.environ[name]} if name in os.environ else {}
     os.environ[name] = "cpu"
     try:
         yield
     finally:
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before
+        del os.environ[name]
+        os.environ.update(before)
