@@ -112,8 +112,7 @@ def of_model(metrics_fn: MetricsFn) -> MetricsFn:
     Raises:
         ValueError: it takes other arguments.
     """
-    if not callable(metrics_fn) or not parts.takes(metrics_fn, 3):
-        raise ValueError(_no_metrics(metrics_fn, "(params, state, examples)"))
+    _check_function(metrics_fn, "params", "state", "examples")
 
     @functools.wraps(metrics_fn)
     def metrics(model: types.Model, examples: types.PyTree) -> dict[str, Any]:
@@ -168,13 +167,13 @@ class Evaluator:
             self._zeros = jax.tree.map(lambda like: np.zeros(like.shape, like.dtype), made)
             return made
 
-        # By what is computed now: what the function reads from outside may have changed.
-        call = sums, (params, first)
-        self._program = "" if debugging.is_on() else digests.of_programs(call)
+        self._program = ""
         if debugging.is_on():
             debugging.shapes(sums, params, first)
+        else:  # by what is computed now: what the function reads from outside may have changed
+            self._program = digests.of_programs((sums, (params, first)))
         self._add, self.names = _adder(metrics_fn, program=self._program), sorted(self._zeros)
-        if not debugging.is_on():  # nothing to compile
+        if self._program:  # else there is nothing to compile
             placed = jax.device_put(params, device)
             jax.block_until_ready(self._add(placed, first, self._zeros))
 
@@ -250,8 +249,7 @@ def _check_metrics(
     metrics_fn: MetricsFn, params: types.PyTree, examples: Any
 ) -> dict[str, Callable[..., float]]:
     """Refuses what no mean can be taken of; the functions of those metrics that are of means."""
-    if not callable(metrics_fn) or not parts.takes(metrics_fn, 2):
-        raise ValueError(_no_metrics(metrics_fn, "(params, examples)"))
+    _check_function(metrics_fn, "params", "examples")
     batch_size = jax.tree.leaves(examples)[0].shape[0]
     try:
         values = debugging.shapes(metrics_fn, params, examples)
@@ -275,8 +273,10 @@ def _check_metrics(
 _MADE_BY = "hetjax.nnx_metrics(model, …) and hetjax.linen_metrics(…) make one of a Flax model"
 
 
-def _no_metrics(given: Any, arguments: str) -> str:
-    return (
-        f"metrics_fn is {parts.shown(given)}; it must be a function {arguments} -> "
-        f"{{name: f32[B]}}: {_MADE_BY}"
-    )
+def _check_function(metrics_fn: Any, *arguments: str) -> None:
+    """Refuses what cannot be called with these arguments."""
+    if not callable(metrics_fn) or not parts.takes(metrics_fn, len(arguments)):
+        raise ValueError(
+            f"metrics_fn is {parts.shown(metrics_fn)}; it must be a function "
+            f"({', '.join(arguments)}) -> {{name: f32[B]}}: {_MADE_BY}"
+        )

@@ -66,15 +66,12 @@ class Search:
                 else, or it cannot be used.
         """
         directory = self.workdir / resume_lib.DIRECTORY
-        saved: checkpoint.Saved | None = None
-        grown: list[str] = []
         if not self.setup.where.leads:
             what = "find the checkpoint to go on from"
             step, grown = board_lib.Board("resume").wait("found", _PATIENCE_SECS, what=what)
             saved = None if step is None else checkpoint.read(directory, step)
         else:
-            if self.resume != OVERWRITE or is_restarted():
-                saved, grown = self._checked(directory)
+            saved, grown = self._checked(directory)
             if saved is None:
                 checkpoint.clear(directory)
             else:
@@ -92,6 +89,8 @@ class Search:
 
     def _checked(self, directory: pathlib.Path) -> tuple[checkpoint.Saved | None, list[str]]:
         """Refuses a call that may neither go on with what is there nor replace it."""
+        if self.resume == OVERWRITE and not is_restarted():
+            return None, []
         saved = checkpoint.newest(directory) if self.resume and directory.is_dir() else None
         about = checkpoint.newest_about(directory) if saved is None else saved.about
         is_finished = about is not None and about["finished"]

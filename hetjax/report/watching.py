@@ -65,9 +65,8 @@ def write(run: files.Written, path: pathlib.Path, *, every_secs: int = 0) -> Non
     """
     if not run.is_training:
         raise ValueError(no_training(run))
-    summary, notes = run.summary, []
+    notes = []
     if not run.has_ended:
-        summary = files.so_far(run.config, run.history)
         notes.append("The run goes on, or was killed; the report covers what was done.")
         if every_secs:
             at = datetime.datetime.now().strftime("%H:%M:%S")
@@ -75,7 +74,7 @@ def write(run: files.Written, path: pathlib.Path, *, every_secs: int = 0) -> Non
             notes = [f"{told} This page loads itself every {every_secs} s."]
     text = page.render(
         config=run.config,
-        summary=summary,
+        summary=run.numbers,
         history=run.history,
         notes=notes,
         every_secs=0 if run.has_ended else every_secs,
