@@ -21,10 +21,9 @@ class Unrolled:
     def __init__(
         self, lower: lower_lib.Lower, num_steps: int, back: int, start: str, pick: str
     ) -> None:
-        self.lower, self.num_steps, self.back = lower, num_steps, back
+        self.lower, self.num_steps = lower, num_steps
         self.is_first_order = back == 0 and lower.uses_x  # all steps back, their gradients constant
-        if self.is_first_order:
-            self.back = num_steps
+        self.back = num_steps if self.is_first_order else back
         self.start, self.picks_worst = start, pick == "worst"
 
     def begin(self, x: PyTree, y: PyTree, state: machine.State | None) -> Trajectory:

@@ -39,8 +39,7 @@ class Backwards(forwards.Unrolled):
         moment = self.moment(carry)
         floats, step = self.smooth_step(moment.opt, carry.k - 1)
         at = carry.x, moment.y, floats, moment.gradients
-        is_first = self.is_first_order
-        pull = jax.vjp(step, *at)[1] if is_first else diagnosis.pull_through(step, *at)
+        pull = jax.vjp(step, *at)[1] if self.is_first_order else diagnosis.pull_through(step, *at)
         x, y, opt, gradients = pull(carry.adjoint)
         grad_x = vectors.add(carry.grad_x, x)
         return carry._replace(adjoint=(y, opt), grad_x=grad_x, gradients=gradients)

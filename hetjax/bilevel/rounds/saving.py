@@ -55,9 +55,7 @@ def to_arrays(
         arrays[f"{level_name}/revisits"] = np.array(at.revisits)
     arrays |= leaves.flatten(params, "train/params")
     arrays["train/progress_rounds"] = np.zeros(())  # one copy, which `hetjax.load` reads
-    if best is not None:
-        arrays |= leaves.flatten(best, "best_params")
-    return arrays
+    return arrays | leaves.flatten(best, "best_params")
 
 
 def _rows(run: run_lib.BilevelRun, tree: types.PyTree) -> types.PyTree:
