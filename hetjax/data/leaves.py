@@ -32,30 +32,27 @@ def _opened(tree: PyTree) -> PyTree:
 def walk(tree: PyTree, path: str = "") -> Iterator[tuple[str, Any]]:
     """Leaves with their paths; dicts by sorted key, so two items compare leaf by leaf."""
     tree = _opened(tree)
-    if (children := _children(tree)) is None:
-        yield path, tree
-    for key, child in children or ():
-        yield from walk(child, f"{path}[{key!r}]")
-
-
-def _children(tree: PyTree) -> list[tuple[Any, PyTree]] | None:
-    """What an inner node holds, each with its key; None of a leaf."""
     if isinstance(tree, Mapping):
-        return [(key, tree[key]) for key in sorted(tree, key=str)]
-    if isinstance(tree, tuple | list) and not _list_shape(tree):
-        return list(enumerate(tree))
-    return None
+        for key in sorted(tree, key=str):
+            yield from walk(tree[key], f"{path}[{key!r}]")
+    elif isinstance(tree, tuple | list) and not _list_shape(tree):
+        for position, child in enumerate(tree):
+            yield from walk(child, f"{path}[{position}]")
+    else:
+        yield path, tree
 
 
 def rebuild(tree: PyTree, leaves: Iterator[Any]) -> PyTree:
     """A tree of the same form with other leaves, given in the order of `walk`."""
     tree = _opened(tree)
-    if (children := _children(tree)) is None:
-        return next(leaves)
-    built = {key: rebuild(child, leaves) for key, child in children}
     if isinstance(tree, Mapping):
+        built = {key: rebuild(tree[key], leaves) for key in sorted(tree, key=str)}
         return {key: built[key] for key in tree}
-    return type(tree)(*built.values()) if hasattr(tree, "_fields") else type(tree)(built.values())
+    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
+        return type(tree)(*[rebuild(child, leaves) for child in tree])
+    if isinstance(tree, tuple | list) and not _list_shape(tree):
+        return type(tree)(rebuild(child, leaves) for child in tree)
+    return next(leaves)
 
 
 def _list_shape(tree: Any) -> tuple[int, ...]:
@@ -196,7 +193,13 @@ def _first_odd(values: list[Any]) -> int | None:
 
 def _refuse_lists(tree: PyTree, path: str) -> None:
     """Refuses lists that were meant as one array and do not make one."""
-    if type(tree) is list and tree and not _list_shape(tree):
+    if isinstance(tree, Mapping):
+        for key, child in tree.items():
+            _refuse_lists(child, f"{path}[{key!r}]")
+    elif isinstance(tree, tuple):
+        for position, child in enumerate(tree):
+            _refuse_lists(child, f"{path}[{position}]")
+    elif type(tree) is list and tree and not _list_shape(tree):
         name, at = path or "the list", _first_odd(tree)
         if at is not None:
             raise ValueError(
@@ -208,8 +211,8 @@ def _refuse_lists(tree: PyTree, path: str) -> None:
         lengths = {len(child) if rows and type(child) is list else 0 for child in tree}
         if len(lengths) > 1:
             raise ValueError(f"{name} has rows of different lengths: {sorted(lengths)}")
-    for key, child in _children(tree) or ():
-        _refuse_lists(child, f"{path}[{key!r}]")
+        for position, child in enumerate(tree):
+            _refuse_lists(child, f"{path}[{position}]")
 
 
 def _is_numeric(dtype: np.dtype) -> bool:
