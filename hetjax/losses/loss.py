@@ -149,20 +149,18 @@ def check_loss(
     narrow = any(jnp.result_type(leaf) == jnp.float16 for leaf in jax.tree.leaves(params))
     narrow |= jnp.dtype(jnp.float16) in debugging.contents(program)[1]
     divisor = batch_size if narrow else 1
-    if found.weights is None:
-        return Traced(metrics, changes_state=changes_state, divisor=divisor)
 
     def pair(*arguments: Any) -> tuple[Any, Any]:
         return split(loss_fn(*arguments))[:2]
 
-    is_named = isinstance(returned, types.Losses)
-    if not is_named and weights_lib.reached(pair, params, examples, rng):
+    is_named, is_weighed = isinstance(returned, types.Losses), found.weights is not None
+    if is_weighed and not is_named and weights_lib.reached(pair, params, examples, rng):
         raise ValueError(
             "loss_fn returned a tuple whose second value depends on the parameters. To report it, "
             "return hetjax.Losses(losses, metrics={'name': value}); to weigh the losses by it, "
             "hetjax.Losses(losses, weights=value)"
         )
-    varies = is_named and weights_lib.depend(pair, params, examples, rng)
+    varies = is_weighed and is_named and weights_lib.depend(pair, params, examples, rng)
     return Traced(metrics, varies, changes_state, divisor)
 
 
@@ -186,8 +184,8 @@ def _check_losses(found: types.Losses, batch_size: int, more: str) -> None:
         if weights is None or _is_like(weights, shape):
             return
         raise ValueError(
-            f"loss_fn returned losses {_shown(losses)} with weights {_shown(weights)}: allowed is "
-            "one weight for each loss; with model_state= a state; or to report numbers, "
+            f"loss_fn returned losses {_shown(losses)} with weights {_shown(weights)}: "
+            "allowed is one weight for each loss; with model_state= a state; or to report numbers, "
             "hetjax.Losses(losses, metrics={'name': value})"
         )
     hint = ""
@@ -231,19 +229,18 @@ def check_metric(caller: str, name: str, value: Any, *shapes: tuple[int, ...]) -
     Raises:
         ValueError: it is none, or has other shapes.
     """
-    is_pair = isinstance(value, tuple) and len(value) == 2
-    values, weights = value if is_pair else (value, None)
+    values, weights = value if isinstance(value, tuple) and len(value) == 2 else (value, None)
     own = getattr(weights, "shape", ())
     if weights is None:
         fits = any(_is_like(values, shape) for shape in shapes)
     else:
         fits = own[:1] == shapes[0] and _is_like(values, own) and _is_like(weights, own)
     if not fits:
-        shown = _shown(values) if weights is None else f"({_shown(values)}, {_shown(weights)})"
+        more = "" if weights is None else f" with weights {_shown(weights)}"
         allowed = ", ".join(str(list(shape)) for shape in dict.fromkeys(shapes))
         raise ValueError(
-            f"{caller} returned the metric {name!r} as {shown}; allowed are real numbers {allowed},"
-            f" or (values, weights) of one shape [{shapes[0][0]}, …]"
+            f"{caller} returned the metric {name!r} as {_shown(values)}{more}; allowed are "
+            f"real numbers {allowed}, or (values, weights) of one shape [{shapes[0][0]}, …]"
         )
 
 

@@ -115,9 +115,8 @@ def load(
         average = state_lib.narrowed(average, model)
     if np.ndim(saved.arrays["train/progress_rounds"]):  # of replicas that differ
         model, average = state_lib.mean_of_rows((model, average))
-    best = model
-    if saved.about["has_best"]:
-        best = _model(saved, "best_params", "best_model_state")
+    has_best = saved.about["has_best"]
+    best = _model(saved, "best_params", "best_model_state") if has_best else model
     model, best, average = (
         types.Model(*map(_within, (like, like_state), each)) for each in (model, best, average)
     )
