@@ -9,7 +9,7 @@ import concurrent.futures
 import contextlib
 import functools
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -26,14 +26,9 @@ def is_on() -> bool:
     return bool(jax.config.jax_disable_jit)  # type: ignore[attr-defined]
 
 
-@contextlib.contextmanager
-def eager(wanted: bool) -> Iterator[None]:
+def eager(wanted: bool) -> contextlib.AbstractContextManager[Any]:
     """Inside, this thread calls functions with numbers, where that is wanted."""
-    if not wanted:
-        yield
-        return
-    with jax.disable_jit():
-        yield
+    return jax.disable_jit() if wanted else contextlib.nullcontext()
 
 
 def moving(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -31,6 +31,7 @@ AVERAGE = "train/average/"  # before the names of the arrays of one
 JUDGED = "judged_params"  # where they are others than those that are trained
 _OPTIMIZER = "train/opt_state"
 _POLICIES = "run/policies"
+_GONE: Any = {"generations": (), "generation": 0}  # of the rounds, not saved
 _repeated = mesh_lib.add_worker_axis
 
 
@@ -82,7 +83,7 @@ def best_from_arrays(
 
 def rounds_to_arrays(rounds: run_state.RoundsState) -> dict[str, np.ndarray]:
     """What of a run lies on the host, by name."""
-    return leaves.flatten(_on_host(rounds), "run")
+    return leaves.flatten(rounds._replace(**_GONE), "run")
 
 
 def check_workers(saved: checkpoint.Saved, setup: setup_lib.Setup) -> None:
@@ -297,7 +298,7 @@ def rounds_from_arrays(
 ) -> run_state.RoundsState:
     """What of a run lies on the host; arguments as of `from_arrays`."""
     arrays, num_workers = saved.arrays, len(setup.where.devices)
-    like = _on_host(fresh)
+    like = fresh._replace(**_GONE)
     _check_shards(saved, fresh, setup)
     if saved.about["num_workers"] == num_workers:
         others = {name: a for name, a in arrays.items() if not name.startswith(f"{_POLICIES}/")}
@@ -353,12 +354,6 @@ def _check_shards(
             f"the checkpoint of round {saved.about['rounds']} has shards of {before} examples, and "
             f"this run of {sizes}: with data.sharing='private' quota.proportions must stay"
         )
-
-
-def _on_host(rounds: run_state.RoundsState) -> run_state.RoundsState:
-    """What of it is saved: a pytree of arrays and numbers."""
-    gone: Any = ()
-    return rounds._replace(generations=gone, generation=0)
 
 
 def _num_rows(rows: types.PyTree) -> int:
