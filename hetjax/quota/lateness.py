@@ -71,7 +71,8 @@ def after(
     least = np.maximum(_LATE, np.exp(_LATE_NOISE * estimate.noise(before.watch)))
     used = busy & (before.watch.rounds >= _KNOWN) & given
     late = used & (compute_secs > least * np.where(used, expected, np.inf))
-    rounds = compute_secs / max(np.where(busy, np.nan_to_num(expected), 0.0).max(), 1e-300)
+    usual = np.where(busy, np.nan_to_num(expected), 0.0).max() or np.inf
+    rounds = compute_secs / usual
     heavy = busy & (before.seen > fitted.LITTLE) & (rounds > _HEAVY)
     late |= (heavy & given) | (lateness.late & ~busy)
     known = takes_part & ~np.isnan(own.secs_per_microbatch)
@@ -79,10 +80,11 @@ def after(
     working = np.where(lateness.left_out, 0.0, speeds)
     most = rounds == rounds.max()
     longest = np.where(most, np.sort(rounds)[-2:][0], rounds.max())  # of the others
-    paid = speeds / np.maximum(working.sum() - working, 1e-300) * np.maximum(longest, 1.0)
-    owed = np.maximum(lateness.debt - paid, 0.0)
+    of_others = working.sum() - working
+    share = np.divide(speeds, of_others, where=of_others > 0, out=np.full_like(speeds, np.inf))
+    owed = np.maximum(lateness.debt - share * np.maximum(longest, 1.0), 0.0)
     cost = np.where(heavy, rounds - 1.0, 0.0)
-    of_others = lateness.lost.sum() - lateness.lost
-    is_worse = lateness.lost * (done.size - 1) > _WORSE * of_others
+    others_lost = lateness.lost.sum() - lateness.lost
+    is_worse = lateness.lost * (done.size - 1) > _WORSE * others_lost
     left_out = (lateness.left_out | (heavy & ~lateness.late & is_worse)) & (owed > 0.0)
     return Lateness(late, owed + cost, left_out, kept * (lateness.lost + cost))
