@@ -42,6 +42,7 @@ class Repeat(NamedTuple):
 
 
 Step: TypeAlias = Ask | Then | Repeat
+Steps: TypeAlias = tuple[Step, ...]
 Answering: TypeAlias = Callable[[problem_lib.What, problem_lib.At], problem_lib.Answer]
 
 
@@ -82,14 +83,13 @@ class Position(NamedTuple):
     """Where an estimator is between two requests. Only `carry` holds arrays."""
 
     carry: PyTree
-    program: tuple[Step, ...]
-    path: tuple[int, ...]  # the step in the program, and in each `Repeat` inside; () at the end
-    left: tuple[int, ...]  # how often each `Repeat` around the step is still to be done
+    program: Steps
+    left: Steps  # still to be done, the `Ask` of the request first; () at the end
 
     @property
     def is_done(self) -> bool:
         """Whether nothing more is asked for."""
-        return not self.path
+        return not self.left
 
 
 class Estimator(NamedTuple):
@@ -102,7 +102,7 @@ class Estimator(NamedTuple):
     """
 
     begin: Callable[[PyTree, PyTree, State | None], PyTree]
-    program: Callable[[PyTree], tuple[Step, ...]]
+    program: Callable[[PyTree], Steps]
     end: Callable[[PyTree], Result]
     needs_all: str = ""
     """Why each sum must be that of all workers, for an error; '' if the workers may gossip."""
@@ -118,7 +118,8 @@ class Estimator(NamedTuple):
             y: the lower variable, a pytree of arrays.
             state: of the last result; None: the first hypergradient.
         """
-        return _settled(self.program(x), self.begin(x, y, state), (0,), ())
+        program = self.program(x)
+        return _settled(program, self.begin(x, y, state), program)
 
     def request(self, position: Position) -> tuple[problem_lib.What, problem_lib.At]:
         """The sum that is wanted next; not to be called if `position.is_done`.
@@ -146,13 +147,13 @@ class Estimator(NamedTuple):
             ValueError: the position is behind the last request.
         """
         carry = _asked(position).receive(position.carry, answer)
-        return _settled(position.program, carry, *behind(position.path, position.left))
+        return _settled(position.program, carry, position.left[1:])
 
     def result(self, position: Position) -> Result:
         """The result, after the last request."""
         return self.finish(position.carry, position.program)
 
-    def finish(self, carry: PyTree, program: tuple[Step, ...]) -> Result:
+    def finish(self, carry: PyTree, program: Steps) -> Result:
         """The result, with its cost.
 
         Args:
@@ -186,7 +187,7 @@ def whole(estimator: Estimator) -> Callable[[PyTree, PyTree], tuple[Result, Resu
     return computed
 
 
-def run(program: tuple[Step, ...], carry: PyTree, answer: Answering) -> PyTree:
+def run(program: Steps, carry: PyTree, answer: Answering) -> PyTree:
     """Runs the whole program; traceable: a `Repeat` is a `lax.scan`."""
     for step in program:
         match step:
@@ -208,7 +209,7 @@ def _repeated(repeat: Repeat, carry: PyTree, answer: Answering) -> PyTree:
     return jax.lax.fori_loop(0, repeat.fewer(carry), lambda _, c: once(c), carry)
 
 
-def num_batches(program: tuple[Step, ...]) -> dict[str, int]:
+def num_batches(program: Steps) -> dict[str, int]:
     """How many batches of each level a program asks for."""
     found = {problem_lib.UPPER: 0, problem_lib.LOWER: 0}
     for what, times in asked_for(program):
@@ -216,7 +217,7 @@ def num_batches(program: tuple[Step, ...]) -> dict[str, int]:
     return found
 
 
-def cost(program: tuple[Step, ...]) -> problem_lib.Cost:
+def cost(program: Steps) -> problem_lib.Cost:
     """What a program costs; the most it may, if a `Repeat` may do fewer."""
     total = problem_lib.Cost()
     for what, times in asked_for(program):
@@ -224,7 +225,7 @@ def cost(program: tuple[Step, ...]) -> problem_lib.Cost:
     return total
 
 
-def asked_for(program: tuple[Step, ...], times: int = 1) -> Iterator[tuple[problem_lib.What, int]]:
+def asked_for(program: Steps, times: int = 1) -> Iterator[tuple[problem_lib.What, int]]:
     """What a program asks for, and how often; at most, if a `Repeat` may do fewer."""
     for step in program:
         if isinstance(step, Ask):
@@ -233,87 +234,49 @@ def asked_for(program: tuple[Step, ...], times: int = 1) -> Iterator[tuple[probl
             yield from asked_for(step.steps, times * step.times)
 
 
-# --- One request at a time: where the program stands, as Python numbers ---
-
-
-def _steps_around(program: tuple[Step, ...], path: tuple[int, ...]) -> tuple[Step, ...]:
-    """The steps around a place: those of the innermost `Repeat`, or the whole program."""
-    for index in path[:-1]:
-        repeat = program[index]
-        assert isinstance(repeat, Repeat)
-        program = repeat.steps
-    return program
+# --- One request at a time: what of the program is left ---
 
 
 def _asked(position: Position) -> Ask:
     if position.is_done:
         raise ValueError("bilevel: nothing more is asked; take estimator.result(position)")
-    return ask_at(position.program, position.path)
+    return next_ask(position.left)
 
 
-def behind(path: tuple[int, ...], left: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The place behind a step."""
-    return (*path[:-1], path[-1] + 1), left
-
-
-class Stop(NamedTuple):
-    """The place at which a program arrives without asking."""
-
-    thens: tuple[Callable[[PyTree], PyTree], ...]  # computed on the way, in this order
-    path: tuple[int, ...]  # as of a `Position`
-    left: tuple[int, ...]
-    fewer: Callable[[PyTree], jax.Array] | None = None
-    """How often the `Repeat` at `path` is done, which only the carry can tell."""
-
-
-def stop(program: tuple[Step, ...], path: tuple[int, ...], left: tuple[int, ...]) -> Stop:
-    """Goes from a place to the next `Ask`, a `Repeat` of unknown number, or the end."""
-    thens: list[Callable[[PyTree], PyTree]] = []
-    while True:
-        steps = _steps_around(program, path)
-        if path[-1] == len(steps):
-            if len(path) == 1:
-                return Stop(tuple(thens), (), ())
-            *others, again = left
-            if again > 1:
-                path, left = (*path[:-1], 0), (*others, again - 1)
-            else:
-                path, left = behind(path[:-1], tuple(others))
-            continue
-        step = steps[path[-1]]
-        if isinstance(step, Ask):
-            return Stop(tuple(thens), path, left)
-        if isinstance(step, Then):
-            thens.append(step.function)
-            path, left = behind(path, left)
-            continue
-        if step.fewer is not None:
-            return Stop(tuple(thens), path, left, step.fewer)
-        path, left = entered(path, left, step.times)
-
-
-def entered(
-    path: tuple[int, ...], left: tuple[int, ...], times: int
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The place inside a `Repeat` that is done so many times; behind it if it is done none."""
-    return ((*path, 0), (*left, times)) if times else behind(path, left)
-
-
-def ask_at(program: tuple[Step, ...], path: tuple[int, ...]) -> Ask:
-    """The `Ask` at a place."""
-    ask = _steps_around(program, path)[path[-1]]
+def next_ask(left: Steps) -> Ask:
+    """The `Ask` before which a program has stopped."""
+    ask = left[0]
     assert isinstance(ask, Ask)
     return ask
 
 
-def _settled(
-    program: tuple[Step, ...], carry: PyTree, path: tuple[int, ...], left: tuple[int, ...]
-) -> Position:
-    """Goes on from a place to the next `Ask`, or to the end."""
+def stop(left: Steps) -> tuple[tuple[Callable[[PyTree], PyTree], ...], Steps]:
+    """Goes on to the next `Ask`, to a `Repeat` whose number the carry tells, or to the end.
+
+    Returns:
+        What is computed on the way, in this order, and the steps that are left then.
+    """
+    thens: list[Callable[[PyTree], PyTree]] = []
+    while left:
+        match left[0]:
+            case Then(function):
+                thens.append(function)
+                left = left[1:]
+            case Repeat(times, steps, None):
+                left = (*steps, Repeat(times - 1, steps), *left[1:]) if times else left[1:]
+            case _:
+                break
+    return tuple(thens), left
+
+
+def _settled(program: Steps, carry: PyTree, left: Steps) -> Position:
+    """Goes on with the steps that are left to the next `Ask`, or to the end."""
     while True:
-        found = stop(program, path, left)
-        for function in found.thens:
+        thens, left = stop(left)
+        for function in thens:
             carry = function(carry)
-        if found.fewer is None:
-            return Position(carry, program, found.path, found.left)
-        path, left = entered(found.path, found.left, int(found.fewer(carry)))
+        match left:
+            case (Repeat(_, steps, fewer), *rest) if fewer is not None:
+                left = (Repeat(int(fewer(carry)), steps), *rest)
+            case _:
+                return Position(carry, program, left)

@@ -172,11 +172,11 @@ class BilevelRun:
             name: at._replace(revisits=at.revisits.copy()) for name, at in state.levels.items()
         }
         rounds: list[Answered] = []
-        carry, counter, asked = self._stepping.begin(state.x, self._y_rows, state.kept)
+        carry, left, asked = self._stepping.begin(state.x, self._y_rows, state.kept)
         while asked is not None:
             request = asks()
-            what = machine.ask_at(self._stepping.program, counter.path).what
-            own = self.levels[what.level]
+            ask = machine.next_ask(left)
+            what, own = ask.what, self.levels[ask.what.level]
             if rounds:  # it is over when the next one begins, whichever level that is of
                 rounds[-1].report.end(time.perf_counter())
             batch = 0 if what.is_new else int(stepping.first(asked.batch))
@@ -184,11 +184,11 @@ class BilevelRun:
                 levels[what.level], what, asked.point, batch, request=request
             )
             active = self._active(levels)
-            sent = own.bytes_sent(what) + self._stepping.mixed_bytes(counter, carry, active)
+            sent = own.bytes_sent(what) + self._stepping.mixed_bytes(ask.moves, carry, active)
             rounds.append(Answered(what, report, sent))
             did = own.did(report) if self._gossips else ()
-            carry, counter, asked = self._stepping.receive(
-                carry, counter, sums.mean, sums.own, active, did
+            carry, left, asked = self._stepping.receive(
+                carry, left, sums.mean, sums.own, active, did
             )
         x, opt, kept, info = self._stepping.end(
             carry,

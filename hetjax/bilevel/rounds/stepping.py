@@ -26,13 +26,6 @@ from hetjax.topology import gossip, reducers
 _AXIS = mesh_lib.WORKER_AXIS
 
 
-class ProgramCounter(NamedTuple):
-    """Where a program stands between two requests: see `machine.Position`."""
-
-    path: tuple[int, ...]  # () at the end
-    left: tuple[int, ...]
-
-
 class NextRequest(NamedTuple):
     """The next request; leaves `[W, ...]`."""
 
@@ -69,8 +62,8 @@ class Stepping:
 
     def begin(
         self, x: types.PyTree, y: types.PyTree, kept: machine.State | None
-    ) -> tuple[types.PyTree, ProgramCounter, NextRequest | None]:
-        """`(carry, counter, asked)` before the first request of a hypergradient; leaves `[W, ...]`.
+    ) -> tuple[types.PyTree, machine.Steps, NextRequest | None]:
+        """`(carry, left, asked)` before the first request of a hypergradient; leaves `[W, ...]`.
 
         Args:
             x: the upper variable.
@@ -83,26 +76,26 @@ class Stepping:
             return jax.tree.map(jnp.copy, _strong(carry))  # it will be used up, and x will not
 
         make = self._jitted(("begin", kept is None), lambda form: form.each(begun), donate=())
-        return self._on(make(x, y, kept), ProgramCounter((0,), ()))
+        return self._on(make(x, y, kept), self.program)
 
     def receive(
         self,
         carry: types.PyTree,
-        counter: ProgramCounter,
+        left: machine.Steps,
         mean: types.PyTree,
         own: types.PyTree,
         active: types.Exchanges,
         did: Any,
-    ) -> tuple[types.PyTree, ProgramCounter, NextRequest | None]:
+    ) -> tuple[types.PyTree, machine.Steps, NextRequest | None]:
         """Takes an answer, uses up the carry, and goes on to the next request, or to the end.
 
         Args:
-            carry, counter: where the request was made.
+            carry, left: where the request was made, and the steps that were left then.
             mean, own: of the round's report.
             active: the exchanges of this round, of a reducer that gossips; or ().
             did: f32[W], from `Level.did`, of a reducer that gossips; or ().
         """
-        ask = machine.ask_at(self.program, counter.path)
+        ask = machine.next_ask(left)
 
         def taken(
             form: reduce.Form, carry: Any, mean: Any, own: Any, active: types.Exchanges, did: Any
@@ -123,53 +116,52 @@ class Stepping:
             before, after = ({n: getattr(each, n) for n in ask.moves} for each in (carry, new))
             return new._replace(**self._mixed(form, before, after, active))
 
-        behind = ProgramCounter(*machine.behind(*counter))
-        return self._on(carry, behind, ask, taken, (mean, own, active, did))
+        return self._on(carry, left[1:], ask, taken, (mean, own, active, did))
 
     def _on(
         self,
         carry: types.PyTree,
-        counter: ProgramCounter,
+        left: machine.Steps,
         ask: machine.Ask | None = None,
         taken: Callable | None = None,
         given: tuple = (),
-    ) -> tuple[types.PyTree, ProgramCounter, NextRequest | None]:
-        """From a place to the next request; what is computed on the way is one program."""
+    ) -> tuple[types.PyTree, machine.Steps, NextRequest | None]:
+        """On to the next request; what is computed on the way is one program."""
         while True:
-            found = machine.stop(self.program, *counter)
-            next_ask, carried = None, carried_leaves.NONE
-            if found.path and found.fewer is None:
-                next_ask = machine.ask_at(self.program, found.path)
-                carried = self._carried_of(next_ask, carry)
-            key = (id(ask), found.thens, id(next_ask), found.fewer)
-            make = functools.partial(self._way, found, next_ask, carried, taken)
-            carry, told = self._jitted(key, make)(carry, *given)
-            if found.fewer is None:
-                asked = None if next_ask is None else carried.whole(carry, told)
-                return carry, ProgramCounter(found.path, found.left), asked
-            times = int(first(told))
-            counter = ProgramCounter(*machine.entered(found.path, found.left, times))
+            thens, left = machine.stop(left)
+            stop = left[0] if left else None
+            carried = carried_leaves.NONE
+            if isinstance(stop, machine.Ask):
+                carried = self._carried_of(stop, carry)
+            make = functools.partial(self._way, thens, stop, carried, taken)
+            carry, told = self._jitted((id(ask), thens, id(stop)), make)(carry, *given)
+            if not isinstance(stop, machine.Repeat):
+                return carry, left, None if stop is None else carried.whole(carry, told)
+            left = (machine.Repeat(int(first(told)), stop.steps), *left[1:])
             ask, taken, given = None, None, ()
 
     def _way(
         self,
-        found: machine.Stop,
-        next_ask: machine.Ask | None,
+        thens: tuple[Callable, ...],
+        stop: machine.Step | None,
         carried: carried_leaves.CarriedLeaves,
         taken: Callable | None,
         form: reduce.Form,
     ) -> Callable:
-        """What is computed up to a place: `(carry, *given) -> (carry, what is asked there)`."""
+        """What is computed up to a stop: `(carry, *given) -> (carry, what is asked there)`."""
 
         def way(carry: Any, *given: Any) -> tuple[Any, Any]:
             if taken is not None:
                 carry = taken(form, carry, *given)
-            for function in found.thens:
+            for function in thens:
                 carry = form.each(function)(carry)
-            if next_ask is not None:
-                asked = form.each(functools.partial(self._asked, next_ask))(carry)
-                return carry, carried.made(asked)
-            return carry, form.each(found.fewer)(carry) if found.fewer else ()
+            match stop:
+                case machine.Ask():
+                    asked = form.each(functools.partial(self._asked, stop))(carry)
+                    return carry, carried.made(asked)
+                case machine.Repeat(fewer=fewer) if fewer is not None:
+                    return carry, form.each(fewer)(carry)
+            return carry, ()
 
         return way
 
@@ -274,10 +266,9 @@ class Stepping:
         return times * gossip.ring_copies(num_workers) * num_workers * size
 
     def mixed_bytes(
-        self, counter: ProgramCounter, carry: types.PyTree, active: types.Exchanges
+        self, moves: tuple[str, ...], carry: types.PyTree, active: types.Exchanges
     ) -> float:
-        """That all workers send to their neighbours after a request, where they gossip."""
-        moves = machine.ask_at(self.program, counter.path).moves
+        """That all workers send of what a request moves to their neighbours, where they gossip."""
         if self._reducer.mixing is None or not moves:
             return 0.0
         leaves = jax.tree.leaves([getattr(carry, name) for name in moves])
