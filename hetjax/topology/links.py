@@ -73,7 +73,7 @@ def of_sum(num_workers: int, param_bytes: float, link: LinkModel) -> Network:
 def of_graph(graph: graphs.Graph | graphs.PeriodicGraph, copy_secs: float) -> Network:
     """All links of a graph in every round, or its phases in turn; a copy takes `copy_secs`."""
     if isinstance(graph, graphs.PeriodicGraph):
-        turns = [_of_phase(phase, copy_secs) for phase in graph.phases]
+        turns = [_in_turn(phase[None], copy_secs) for phase in graph.phases]
         return lambda round: turns[round % len(turns)]
     degrees, (low, high) = graph.degrees, graph.edges.T
 
@@ -96,27 +96,18 @@ def of_gossip(gossip: gossip_lib.Gossip, num_workers: int, copy_secs: float) -> 
       ValueError: the plan has another number of workers.
     """
     check_size("the schedule", gossip.partners.shape[1], num_workers)
-
-    def exchange(round: int) -> Exchange:
-        active = gossip.active(round)
-        partners, copies = gossip.partners[active], gossip.sends(active).astype(np.float64)
-
-        def latest(ends: np.ndarray) -> np.ndarray:
-            return np.maximum(ends, np.max(ends[partners], axis=0, initial=-np.inf))
-
-        return Exchange(copies, float(active.sum()) * copy_secs, copies * copy_secs, latest)
-
-    return exchange
+    return lambda round: _in_turn(gossip.partners[gossip.active(round)], copy_secs)
 
 
-def _of_phase(receives_from: np.ndarray, copy_secs: float) -> Exchange:
-    """One message from one other worker."""
-    copies = (receives_from != np.arange(receives_from.size)).astype(np.float64)
+def _in_turn(partners: np.ndarray, copy_secs: float) -> Exchange:
+    """Exchanges one after another: i64[k, n], whom each worker receives from; itself: nobody."""
+    receives = partners != np.arange(partners.shape[1])
+    copies = receives.sum(axis=0).astype(np.float64)
     return Exchange(
         copies,
-        float(copies.max()) * copy_secs,
+        float(receives.any(axis=1).sum()) * copy_secs,
         copies * copy_secs,
-        lambda ends: np.maximum(ends, ends[receives_from]),
+        lambda ends: np.maximum(ends, np.max(ends[partners], axis=0, initial=-np.inf)),
     )
 
 
