@@ -102,11 +102,15 @@ def evaluations(history: Sequence[Record], ending: str) -> dict[str, FloatArray]
 
     Those of the test set come first; the order decides which is drawn in which style.
     """
-    records = parts(history, "eval")
-    names = {name for record in records for name in record if str(name).endswith(ending)}
-    found = {str(name): column(records, name) for name in names}
-    known = [name for name, values in found.items() if np.isfinite(values).any()]
-    return {n: found[n] for n in sorted(known, key=lambda n: (not n.startswith("test"), n))}
+    found = _known(parts(history, "eval"), ending)
+    return {n: found[n] for n in sorted(found, key=lambda n: not n.startswith("test"))}
+
+
+def _known(records: Sequence[Record], ending: str = "") -> dict[str, FloatArray]:
+    """The fields with such names that have a number, by name."""
+    names = sorted({n for record in records for n in record if n.endswith(ending)})
+    found = {name: column(records, name) for name in names}
+    return {name: values for name, values in found.items() if np.isfinite(values).any()}
 
 
 def not_finite(history: Sequence[Record]) -> list[str]:
@@ -141,10 +145,7 @@ def evaluated_metrics(history: Sequence[Record]) -> dict[str, dict[str, FloatArr
 
 def training_metrics(history: Sequence[Record]) -> dict[str, FloatArray]:
     """Metrics of the loss function that have a number: name -> f64[num_rounds]."""
-    records = parts(history, "metrics")
-    names = sorted({str(name) for record in records for name in record})
-    found = {name: column(records, name) for name in names}
-    return {name: values for name, values in found.items() if np.isfinite(values).any()}
+    return _known(parts(history, "metrics"))
 
 
 def first_and_last(history: Sequence[Record], count: int) -> list[Sequence[Record]]:
