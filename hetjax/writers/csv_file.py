@@ -41,8 +41,6 @@ class _Csv:
 
     def __init__(self, path: str | pathlib.Path | None, every_secs: float) -> None:
         self._given, self.every_secs = path, every_secs
-        self._path = pathlib.Path()
-        self._columns: list[str] = []
         self._file: TextIO | None = None
 
     def begin(self, run: records.RunInfo) -> None:

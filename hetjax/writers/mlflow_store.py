@@ -57,14 +57,12 @@ class _MLflow:
     ) -> None:
         self._uri, self._experiment, self._run_name = uri, experiment, run_name
         self.every_secs = every_secs
-        self._place, self._artifacts = "", None  # type: str, str | None
-        self._client: Any = None
-        self._run_id, self._last_step = "", -1
 
     def begin(self, run: records.RunInfo) -> None:
-        self._client = None
+        self._client: Any = None
         self._place = self._uri or os.environ.get("MLFLOW_TRACKING_URI", "")
-        self._artifacts = None
+        self._artifacts: str | None = None
+        self._run_id, self._last_step = "", -1
         if not self._place:
             self._place = f"sqlite:///{kept.place(run, None, 'mlflow.db', 'mlflow')}"
             self._artifacts = pathlib.Path(kept.place(run, None, "mlflow", "mlflow")).as_uri()
@@ -114,7 +112,6 @@ class _MLflow:
         else:
             name = self._run_name or run.name
             self._run_id = client.create_run(experiment_id, run_name=name).info.run_id
-            self._last_step = -1
             kept.save(run, "mlflow", {"store": self._place, "run_id": self._run_id})
             given = [
                 entities.Param(_allowed(key), str(value)[:_MOST_CHARACTERS])

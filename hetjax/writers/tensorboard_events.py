@@ -43,12 +43,10 @@ class _TensorBoard:
 
     def __init__(self, directory: str | pathlib.Path | None, every_secs: float) -> None:
         self._given, self.every_secs = directory, every_secs
-        self._directory = ""
-        self._file: Any = None
 
     def begin(self, run: records.RunInfo) -> None:
         self._directory = kept.place(run, self._given, "tensorboard", "tensorboard")
-        self._file = None
+        self._file: Any = None
 
     def write(self, record: records.Record) -> None:
         file = self._opened(record.run)

@@ -40,7 +40,6 @@ class _WeightsAndBiases:
 
     def __init__(self, project: str, every_secs: float, options: dict[str, Any]) -> None:
         self._project, self.every_secs, self._options = project, every_secs, options
-        self._run: Any = None
 
     def begin(self, run: records.RunInfo) -> None:
         import wandb as wandb_lib
@@ -52,7 +51,7 @@ class _WeightsAndBiases:
         if found := kept.load(run, "wandb"):
             given |= {"id": found["id"], "resume": "allow"}
         settings = wandb_lib.Settings(console="off")  # the run's own lines stay as they are
-        self._run = wandb_lib.init(**{"settings": settings, **given, **self._options})
+        self._run: Any = wandb_lib.init(**{"settings": settings, **given, **self._options})
         kept.save(run, "wandb", {"id": self._run.id})
 
     def write(self, record: records.Record) -> None:
