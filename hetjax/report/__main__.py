@@ -59,15 +59,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _write(directories: Sequence[pathlib.Path], out: pathlib.Path) -> None:
-    runs = [files.read(directory) for directory in directories]
-    run = runs[0]
-    if len(runs) == 1 and not run.is_bilevel:
+    run, *others = runs = [files.read(directory) for directory in directories]
+    if others:
+        text = comparison.render(runs)
+    elif not run.is_bilevel:
         watching.write(run, out)
         return
-    if len(runs) == 1 and not run.has_ended:
+    elif not run.has_ended:
         raise ValueError(f"{run.directory} is a bilevel run that is not at its end")
-    if len(runs) > 1:
-        text = comparison.render(runs)
     else:
         rounds = files.rounds_of_levels(run.directory)
         text = bilevel.render(
