@@ -73,11 +73,11 @@ class BilevelRun:
         optimizer: optax.GradientTransformation,
         **fields: Any,
     ) -> None:
-        made = setup_lib.build(problem, x, y, estimator, optimizer, **fields)
-        self.levels, self.x, self.y0, self.point = made.levels, made.x, made.y, made.point
-        self.problem, self.estimator, self.optimizer = problem, estimator, made.optimizer
-        self._stepping = made.stepping
-        self.cost = machine.cost(made.stepping.program)
+        found = setup_lib.build(problem, x, y, estimator, optimizer, **fields)
+        self.levels, self._stepping, self.x, self.y0 = found
+        self.problem, self.estimator = problem, estimator
+        self.optimizer = self._stepping.optimizer
+        self.cost = machine.cost(self._stepping.program)
         self._y_rows: types.PyTree = None
         self._gossips = self.setup.methods.reducer.mixing is not None
         if not self.setup.company.meeting.alone:

@@ -3,7 +3,7 @@
 import contextlib
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -36,17 +36,6 @@ OF_A_LEVEL = ("budget", "microbatch_size", "quota", "gate", "ordering", "data", 
 """Fields that each level may have of its own."""
 
 
-class Prepared(NamedTuple):
-    """What a bilevel run is made of."""
-
-    levels: dict[str, level.Level]
-    stepping: stepping.Stepping
-    optimizer: optax.GradientTransformationExtraArgs  # of x
-    x: types.PyTree  # on the host, without worker axis
-    y: types.PyTree
-    point: rules.Point
-
-
 def build(
     problem: Bilevel,
     x: types.PyTree,
@@ -59,8 +48,11 @@ def build(
     upper: Mapping[str, Any] | None = None,
     lower: Mapping[str, Any] | None = None,
     **fields: Any,
-) -> Prepared:
+) -> tuple[dict[str, level.Level], stepping.Stepping, types.PyTree, types.PyTree]:
     """Both levels and the steps between their requests; arguments as of `hetjax.fit_bilevel`.
+
+    Returns:
+        The levels, the steps, and x and y on the host, without worker axis.
 
     Raises:
         ValueError: what was given cannot be run; said before anything is computed.
@@ -109,7 +101,7 @@ def build(
             estimator, tx, x, mesh=setup.where.mesh, reducer=setup.methods.reducer
         )
         stack.pop_all()
-    return Prepared(made, steps, tx, x, y, point)
+    return made, steps, x, y
 
 
 @contextlib.contextmanager

@@ -54,7 +54,7 @@ class Stepping:
         reducer: reducers.Reduction,
     ) -> None:
         self.program = estimator.program(x)
-        self._estimator, self._optimizer = estimator, optimizer
+        self._estimator, self.optimizer = estimator, optimizer
         self._mesh, self._reducer = mesh, reducer
         self._has_vector, self._num_tangents = uses(self.program)
         self._made: dict[Any, Callable] = {}
@@ -227,7 +227,7 @@ class Stepping:
                 grads = jax.tree.map(lambda g, leaf: g.astype(leaf.dtype), grads, x)
                 loss = found.info.upper_loss  # () where nobody asks for it
                 given = {"value": jnp.nan if isinstance(loss, tuple) else loss, "progress": done}
-                changes, new_opt = self._optimizer.update(grads, opt, x, **given)
+                changes, new_opt = self.optimizer.update(grads, opt, x, **given)
                 size = jnp.sqrt(vectors.inner(grads, grads))
                 info = found.info._asdict() | {"hypergradient_norm": size}
                 del info["cost"]
