@@ -11,7 +11,7 @@ import jax
 from hetjax import types
 from hetjax.bilevel import diagnosis, machine, per_example
 from hetjax.bilevel.problem import LOWER, UPPER
-from hetjax.bilevel.rounds import outer_report, results, saving
+from hetjax.bilevel.rounds import outer_report, results, saving, setup
 from hetjax.bilevel.rounds import run as run_lib
 from hetjax.bilevel.rounds import summary as summary_lib
 from hetjax.checkpoints import checkpoint
@@ -217,7 +217,5 @@ def _check(info: dict[str, Any], index: int) -> None:
             "before was kept. Lower the lower learning rate, the multiplier or the solver's step"
         )
     found = machine.Info(**{name: info[name] for name in machine.Info._fields if name in info})
-    try:
+    with setup.naming(f"outer step {index}"):
         diagnosis.check_found(found)
-    except ValueError as error:
-        raise ValueError(f"outer step {index}: {error}") from error

@@ -62,7 +62,7 @@ def build(
     fields.setdefault("seed", 0)
     at_level = {}
     for name, given in ((LOWER, lower_source), (UPPER, upper_source)):
-        with _naming(f"fit_bilevel, {name} source"):
+        with naming(f"fit_bilevel, {name} source"):
             at_level[name] = sources.as_source(given)
             if isinstance(at_level[name], iterables.Streamed):
                 raise ValueError("got a hetjax.stream, which is read once; give one by index")
@@ -70,13 +70,13 @@ def build(
     tx = inputs.check_optimizer(optimizer, x, caller="fit_bilevel")
     made: dict[str, level.Level] = {}
     with contextlib.ExitStack() as stack:  # closes the levels that are made, if anything is wrong
-        with _naming("fit_bilevel"):
+        with naming("fit_bilevel"):
             x, y = jax.tree.map(lambda leaf: np.asarray(jnp.asarray(leaf)), (x, y))
             point = _point(estimator, x, y)
             gossips = _gossips(estimator, fields)
         asked = [what for what, _ in machine.asked_for(estimator.program(x))]
         for name in (LOWER, UPPER):
-            with _naming(f"fit_bilevel, {name} level"):
+            with naming(f"fit_bilevel, {name} level"):
                 made[name] = level.Level(
                     name,
                     problem,
@@ -89,7 +89,7 @@ def build(
                 )
             stack.enter_context(made[name].run)
         setup = made[LOWER].run.setup
-        with _naming("fit_bilevel"):
+        with naming("fit_bilevel"):
             meeting = setup.company.meeting
             if not meeting.has_collectives:
                 raise ValueError(f"{meeting.no_collectives}Take one process, local='virtual'")
@@ -105,7 +105,7 @@ def build(
 
 
 @contextlib.contextmanager
-def _naming(what: str) -> Iterator[None]:
+def naming(what: str) -> Iterator[None]:
     """A ValueError begins with what it is about."""
     try:
         yield
