@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from hetjax import trees
 from hetjax.bilevel import lower as lower_lib
 from hetjax.bilevel import machine, trajectory, vectors
-from hetjax.bilevel.problem import UPPER, Kind, What
+from hetjax.bilevel.problem import UPPER, At, Kind, What
 from hetjax.bilevel.trajectory import Moment, Trajectory
 from hetjax.types import PyTree
 
@@ -68,9 +68,11 @@ class Unrolled:
     def ways(self, x: PyTree) -> tuple[machine.Step, ...]:
         """All steps forward, and then the upper gradient."""
         one = self.forward(x, self.made)
-        at = functools.partial(
-            trajectory.at_end, self.num_steps if UPPER in self.lower.levels else 0
-        )
+        batch = self.num_steps if UPPER in self.lower.levels else 0  # behind those of the steps
+
+        def at(carry: Trajectory) -> At:
+            return At(carry.x, carry.y, batch)
+
         what = What(Kind.GRADIENT, UPPER, ("x", "y"), is_new=not self.picks_worst)
         upper = machine.Ask(what, at, trajectory.take_upper)
         if not self.picks_worst:

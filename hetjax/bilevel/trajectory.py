@@ -63,11 +63,6 @@ class Trajectory(NamedTuple):
     turn: jax.Array  # i32[]: hypergradients before this one
 
 
-def at_end(batch: int, carry: Trajectory) -> At:
-    """Where the upper loss is asked for: on the batch after those of the steps, if any."""
-    return At(carry.x, carry.y, batch)
-
-
 def at_step(carry: Trajectory) -> At:
     """Where a step asks: step k takes the k-th batch of each of its levels."""
     return At(carry.x, carry.y, carry.k)

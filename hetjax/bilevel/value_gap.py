@@ -127,7 +127,7 @@ class _ValueGap(NamedTuple):
         kept_y, kept_z = ((), ()) if state is None else state.opt
         zero, number = jnp.zeros((), jnp.int32), jnp.zeros((), vectors.dtype_of(y))
         none = vectors.zeros_like(y)
-        return Gap(
+        begun = Gap(
             x=x,
             y=y,
             z=z,
@@ -148,6 +148,7 @@ class _ValueGap(NamedTuple):
             stood=zero - 1,
             turn=zero if state is None else jnp.asarray(state.turn, jnp.int32),
         )
+        return begun._replace(multiplier=self.weight(begun, number))  # the gap is not known yet
 
     def program(self, x: PyTree) -> tuple[machine.Step, ...]:
         to_z = machine.Repeat(self.num_steps, self.step_of("z"))
@@ -157,15 +158,15 @@ class _ValueGap(NamedTuple):
             what = What(Kind.LOSS, LOWER, is_new=True)
             seen = (machine.Ask(what, _at("z"), self.take_least),)
         wrt = ("x", "y") if self.is_dynamic else ("x",)
+        upper = What(Kind.GRADIENT, UPPER, wrt, is_new=True)
         return (
-            machine.Then(self.begun),
             to_z,
             *seen,
             machine.Then(self.between),
             to_y,
             machine.Then(self.ended),
             machine.Ask(
-                What(Kind.GRADIENT, UPPER, wrt, is_new=True), self.upper_at, self.take_upper
+                upper, lambda gap: At(gap.x, self.middle(gap), gap.upper_k), self.take_upper
             ),
             machine.Ask(What(Kind.GRADIENT, LOWER, wrt, is_new=True), _at("y"), self.take_at_y),
             machine.Ask(What(Kind.GRADIENT, LOWER, ("x",)), _at("z"), self.take_at_z),
@@ -185,10 +186,6 @@ class _ValueGap(NamedTuple):
             return (lower,)
         what = What(Kind.GRADIENT, UPPER, is_new=True)
         return (machine.Ask(what, _at(which, "upper_k"), _take_upper_gradient), lower)
-
-    def begun(self, gap: Gap) -> Gap:
-        """The multiplier before the gap is known."""
-        return gap._replace(multiplier=self.weight(gap, jnp.zeros_like(gap.least)))
 
     def turn(self, gap: Gap) -> jax.Array:
         """Hypergradients before this one, as a floating-point number."""
@@ -249,14 +246,11 @@ class _ValueGap(NamedTuple):
         """After the steps: with a barrier, takes the last y that was seen inside it."""
         return gap._replace(y=gap.safe) if self.multiplier.is_barrier else gap
 
-    def upper_at(self, gap: Gap) -> At:
-        """Where F is asked for; with central differences at the mean of y and z.
+    def middle(self, gap: Gap) -> PyTree:
+        """Where F is asked for: at y; with central differences at the mean of y and z.
 
         The error there falls with the square of 1 / lambda.
         """
-        return At(gap.x, self.middle(gap), gap.upper_k)
-
-    def middle(self, gap: Gap) -> PyTree:
         if not self.central:
             return gap.y
         return jax.tree.map(lambda a, b: (a + b) / 2, gap.y, gap.z)
