@@ -57,6 +57,7 @@ def main(argv: list[str]) -> None:
         "steady_state": quota_simulation.steady_state_rows,
         "convergence": quota_simulation.convergence_rows,
         "reaction": quota_simulation.reaction_rows,
+        "held_up": quota_simulation.held_up_rows,
         "noise": quota_simulation.noise_rows,
         "solver": quota_simulation.solver_rows,
         "comparison": quota_simulation.comparison_rows,
