@@ -49,6 +49,7 @@ class _Worker:
 
     def run(self, train_fn: Callable[[], Any], own: int, size: int, address: str) -> Any:
         """(how it ended, what it returned or in words why)."""
+        of_ray = signal.signal(signal.SIGTERM, signal.SIG_DFL)  # no handler of the program's own
         try:
             joining.join(own, size, address)
             result = train_fn()
@@ -60,6 +61,8 @@ class _Worker:
             if watch.is_loss(error):
                 return "lost", f"has lost the others: {str(error).splitlines()[0]}"
             raise
+        finally:
+            signal.signal(signal.SIGTERM, of_ray)
         return "done", _without_state(result) if own == 0 else None
 
 
