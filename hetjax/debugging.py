@@ -31,10 +31,12 @@ def eager(wanted: bool) -> contextlib.AbstractContextManager[Any]:
     return jax.disable_jit() if wanted else contextlib.nullcontext()
 
 
-def moving(function: Callable[..., Any]) -> Callable[..., Any]:
+def moving(function: Callable[..., Any], *, in_thread: bool = False) -> Callable[..., Any]:
     """A function of hetjax that moves arrays between host and devices, whatever JAX is told to
-    refuse now; itself where JAX refuses nothing, since to allow it takes 30 µs a call."""
-    is_guarded = any(getattr(jax.config, f"jax_transfer_guard_{way}") for way in _WAYS)
+    refuse now; itself where JAX refuses nothing, since to allow it takes 30 µs a call. What this
+    thread is allowed another one (`in_thread`) may be refused."""
+    told = {getattr(jax.config, f"jax_transfer_guard_{way}") for way in _WAYS}
+    is_guarded = told != {None} if in_thread else bool(told - {None, "allow"})
     return jax.transfer_guard("allow")(function) if is_guarded else function
 
 

@@ -169,12 +169,13 @@ class Stepped:
         if gate is not None:
             gate.begin(assigned.quotas)
         host_work = functools.cache(meanwhile)  # whoever is first calls it
+        work_of = debugging.moving(self._work, in_thread=True)
         tasks: list[concurrent.futures.Future] = []
         try:
             for index, worker in enumerate(self._workers):
                 params, model_state, begun = rows[index]
                 task = self._threads.submit(
-                    debugging.moving(self._work),
+                    work_of,
                     round_index,
                     worker,
                     types.Shared(params, handed_out[index], model_state),
