@@ -81,11 +81,11 @@ def shapes(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def program(function: Callable[..., Any], *arguments: Any) -> tuple[Any, Any]:
-    """`(jaxpr, what the function returns as of `shapes`)`; in debugging the first is None."""
+    """`(program, what the function returns as of `shapes`)`; in debugging the first is None."""
     if is_on():
         return None, shapes(function, *arguments)
     traced, returned = jax.make_jaxpr(_anew(function), return_shape=True)(*arguments)
-    return traced.jaxpr, returned
+    return traced, returned
 
 
 def contents(program: Any) -> tuple[set[str], set[Any]]:

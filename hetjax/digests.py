@@ -39,21 +39,21 @@ def of_programs(*calls: tuple[Callable, tuple]) -> str:
         # JAX keeps traces by function
         program = jax.make_jaxpr(lambda *given, function=function: function(*given))(*arguments)
         digest.update(_PLACES.sub("", str(program.jaxpr)).encode())
-        for constant in _constants(program):
+        for constant in constants(program):
             if id(constant) not in seen:
                 seen[id(constant)] = constant, of_arrays(constant)
             digest.update(seen[id(constant)][1].encode())
     return digest.hexdigest()
 
 
-def _constants(part: Any) -> Iterator[Any]:
+def constants(part: Any) -> Iterator[Any]:
     """The arrays in a program, and in those that it calls, on the devices or the host."""
     if hasattr(part, "eqns"):
         yield from getattr(part, "consts", ())
         for equation in part.eqns:
             yield from (atom.val for atom in equation.invars if hasattr(atom, "val"))
             for inner in jax.tree.leaves(list(equation.params.values())):
-                yield from _constants(inner)
+                yield from constants(inner)
     elif inspect.isfunction(called := getattr(part, "callback_func", None)):  # on the host
         held = inspect.getclosurevars(called)
         found = (*held.nonlocals.values(), *held.globals.values())

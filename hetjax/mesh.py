@@ -249,6 +249,36 @@ def place(tree: types.PyTree, mesh: Mesh | None) -> types.PyTree:
     return join_rows(rows, mesh)
 
 
+def place_once(tree: types.PyTree, mesh: Mesh | None) -> types.PyTree:
+    """Puts arrays that nothing changes on each of this process's devices; on CPUs, which have one
+    memory, once. Without a mesh on the first device."""
+    first = jax.devices()[0] if mesh is None else mesh.local_devices[0]
+    placed = jax.device_put(tree, first)
+    if mesh is None:
+        return placed
+
+    def on_all(leaf: jax.Array) -> jax.Array:
+        others = mesh.local_devices[1:]
+        plain = first.platform == "cpu" and not jax.dtypes.issubdtype(
+            leaf.dtype, jax.dtypes.extended
+        )
+        given = np.asarray(leaf) if others and plain else leaf  # no copy, nor is one made of it
+        rest = [jax.device_put(given, device, may_alias=True) for device in others]
+        return jax.make_array_from_single_device_arrays(leaf.shape, everywhere(mesh), [leaf, *rest])
+
+    return jax.tree.map(on_all, placed)
+
+
+def copies(tree: types.PyTree, devices: Sequence[jax.Device]) -> list[types.PyTree]:
+    """What `place_once` put on each device, where it lies; else a copy there."""
+
+    def on(device: jax.Device, leaf: jax.Array) -> jax.Array:
+        there = {shard.device: shard.data for shard in leaf.addressable_shards}
+        return there[device] if device in there else jax.device_put(leaf, device)
+
+    return [jax.tree.map(functools.partial(on, device), tree) for device in devices]
+
+
 def worker_rows(tree: types.PyTree) -> list[types.PyTree]:
     """The rows `[1, ...]` of this process's workers, where they lie: no copy, no computation."""
     leaves, treedef = jax.tree.flatten(tree)

@@ -73,11 +73,22 @@ class Microbatch(NamedTuple):
     examples: PyTree  # leaves [microbatch_size, ...]; padding is any finite example
 
 
+class Named(NamedTuple):
+    """What a loss, a metric or a rule may ask for by name."""
+
+    frozen: PyTree = ()  # arrays that nothing changes, the same for all workers: `fit(frozen=)`
+    values: PyTree = ()  # as the round before left them: `fit(values=)`
+
+
+UNNAMED = Named()
+
+
 class Model(NamedTuple):
     """Parameters and state of a model that keeps one, without worker axis."""
 
     params: PyTree
     state: PyTree
+    named: Named = UNNAMED
 
 
 class Shared(NamedTuple):
@@ -86,6 +97,12 @@ class Shared(NamedTuple):
     params: PyTree  # the worker's replica
     given: PyTree = ()  # values of this round, the same for all workers, e.g. a vector
     model_state: PyTree = ()  # of the model, as the round begins; () where it keeps none
+    named: Named = UNNAMED
+
+    def to(self, params: PyTree, kept: "Kept") -> "Shared":
+        """What is the same for all workers, with what is a worker's own."""
+        named = self.named._replace(values=kept.values)
+        return Shared(params, self.given, kept.model_state, named)
 
 
 class Tally(NamedTuple):
@@ -138,6 +155,7 @@ class Kept(NamedTuple):
     memory: PyTree = ()  # as of `TrainState`
     worker: PyTree = ()
     model_state: PyTree = ()
+    values: PyTree = ()
 
 
 class TrainState(NamedTuple):
@@ -157,11 +175,12 @@ class TrainState(NamedTuple):
     model_state: PyTree = ()  # of the model; () where it keeps none
     average: PyTree = ()  # a `Model`: of both over the rounds, float32 or wider; () without `ema`
     progress_rest: PyTree = ()  # f32[W]: by how much `progress_rounds`, in float32, is too large
+    values: PyTree = ()  # for the next round, of `fit(values=)`
 
     @property
     def kept(self) -> Kept:
         """What a round without update changes, too."""
-        return Kept(self.memory, self.worker, self.model_state)
+        return Kept(self.memory, self.worker, self.model_state, self.values)
 
 
 class UpdateSize(NamedTuple):
@@ -170,6 +189,8 @@ class UpdateSize(NamedTuple):
     grad_norm: jax.Array  # f[]: of the reduced gradient, before the optimiser clips it
     update_norm: jax.Array  # f[]: of what is added to the parameters
     learning_rate: jax.Array  # f[]: as the optimiser's state tells it; NaN where it does not
+    values: PyTree = ()  # {path: f[]} of the numbers among `fit(values=)` in this round
+    left_out: Any = ()  # bool[]: what is not finite was not added; () where the run stops at it
 
 
 class SyncMetrics(NamedTuple):
@@ -239,6 +260,7 @@ class RoundReport:
     consensus: dict[str, float] | None = None  # distance of the replicas from their mean
     metrics: dict[str, float] | None = None  # of the loss function: means over the round
     learning_rate: float | None = None  # of the round's update, where the optimiser's state has one
+    values: dict[str, float] | None = None  # numbers among those of `fit(values=)`, in this round
     grad_norm: float | None = None  # of the round's gradient, before the optimiser clips it
     update_norm: float | None = None  # of what was added to the parameters
     weight_sum: float | None = None  # of its examples, where it is 0 or less: there was no update

@@ -35,11 +35,11 @@ def linen_loss(
         `hetjax.Losses`; `model(…)` is called as `module.apply(variables, …)`. Pass what the module
         wants in training, such as `model(batch["image"], train=True)`. It takes what it names
         besides: `rng`, a key of the microbatch; `rngs`, one for each of `streams`; `mask f32[B]`, 0
-        for padding, which a BatchNorm takes.
+        for padding, which a BatchNorm takes; `frozen` and `values`, which `fit` is given.
       streams: names of the random streams that the module uses.
       wrt: `(path, array) -> bool`: which parameters are trained, such as
-        `lambda path, _: "lora" in path`; `path` is a tuple of names. The others are constants of
-        the compiled program. None: all.
+        `lambda path, _: "lora" in path`; `path` is a tuple of names. The others are frozen: they
+        lie on each device once, and are no constants of the compiled program. None: all.
       mutable: collections that training may change without gradients. Where `variables` has none
         of them, nothing may change.
 
@@ -58,11 +58,12 @@ def linen_loss(
     if "_overwrite_with_gradient" in variables:
         raise ValueError("linen_loss: gradients overwrite Fp8 scales; give dtype=jnp.bfloat16")
 
-    def call(params: Any, state: Any, keys: dict[str, Any], asked: Callable[[Any], Any]) -> Any:
-        model = caller.model(params, state, rngs=keys)
+    def call(params: Any, state: Any, frozen: Any, keys: dict[str, Any], asked: Any) -> Any:
+        model = caller.model(params, state, frozen, rngs=keys)
         return asked(model), model.state
 
-    made = fits.loss_of("linen_loss", call, caller.state, per_example_loss, streams=streams)
+    of_model = caller.state, caller.frozen
+    made = fits.loss_of("linen_loss", call, *of_model, per_example_loss, streams=streams)
     return made, caller.params
 
 
@@ -82,7 +83,7 @@ def linen_metrics(
       module: the module.
       variables: what `module.init` returned.
       per_example_metrics: `(model, batch) -> {name: f[B]}`, as in `linen_loss`, or `(values,
-        weights)` for a name.
+        weights)` for a name. It takes what it names besides: `mask`, `frozen`, `values`.
       wrt, mutable: as for `linen_loss`.
 
     Raises:
@@ -91,10 +92,10 @@ def linen_metrics(
     fits.check_model("linen_metrics", module, linen.Module)
     caller = _Caller("linen_metrics", module, variables, wrt, mutable)
 
-    def metrics_of(params: Any, state: Any, batch: Any) -> Any:
-        return per_example_metrics(caller.model(params, state), batch)
+    def call(params: Any, state: Any, frozen: Any, asked: Callable[[Any], Any]) -> Any:
+        return asked(caller.model(params, state, frozen))
 
-    return fits.metrics_of(metrics_of, caller.state)
+    return fits.metrics_of(call, caller.state, caller.frozen, per_example_metrics)
 
 
 def linen_variables(
@@ -159,27 +160,31 @@ class _Caller:
         if wrt is not None:
             flat = {path: leaf for path, leaf in flat.items() if wrt(path, leaf)}
         self.params = self._all if wrt is None else traverse_util.unflatten_dict(flat)
+        whole = traverse_util.flatten_dict(self._all, keep_empty_nodes=True)
+        rest = {path: leaf for path, leaf in whole.items() if path not in flat}
+        self.frozen = {**self._constants, "params": traverse_util.unflatten_dict(rest)}
         if not jax.tree.leaves(self.params):
             paths = map(".".join, traverse_util.flatten_dict(self._all))
             raise ValueError(f"{caller}: wrt chooses none of the parameters {fits.named(paths)}")
 
-    def variables(self, params: Any, state: Any) -> dict[str, Any]:
-        """All variables, with these parameters and this state.
+    def variables(self, params: Any, state: Any, frozen: Any = None) -> dict[str, Any]:
+        """All variables, with these parameters and this state; frozen ones by default its own.
 
         Raises:
           ValueError: they are of another model.
         """
         fits.check_params(self._caller, params, self.params)
         fits.check_params(self._caller, state, self.state, "model_state")
+        constants = dict(self.frozen if frozen is None else frozen)
+        rest = constants.pop("params")
         if self._wrt is not None:
-            whole = traverse_util.flatten_dict(self._all, keep_empty_nodes=True)
-            whole |= traverse_util.flatten_dict(params)
-            params = traverse_util.unflatten_dict(whole)
-        return {"params": params, **state, **self._constants}
+            whole = traverse_util.flatten_dict(rest, keep_empty_nodes=True)
+            params = traverse_util.unflatten_dict(whole | traverse_util.flatten_dict(params))
+        return {"params": params, **state, **constants}
 
-    def model(self, params: Any, state: Any, **rngs: Any) -> _Model:
+    def model(self, params: Any, state: Any, frozen: Any, **rngs: Any) -> _Model:
         """What is called like the module."""
-        return _Model(self, self.variables(params, state), rngs)
+        return _Model(self, self.variables(params, state, frozen), rngs)
 
     def apply(
         self, variables: dict[str, Any], args: tuple, kwargs: dict[str, Any]

@@ -30,9 +30,10 @@ def nnx_loss(
         without dropout, and with the statistics of its BatchNorms fixed.
       per_example_loss: `(model, batch) -> losses f[B]`, or `(losses, weights)`, or a
         `hetjax.Losses`. It takes what it names besides: `rngs`, an `nnx.Rngs` of the microbatch, or
-        `rng`, a key; `mask f32[B]`, 0 for padding, which a BatchNorm takes.
+        `rng`, a key; `mask f32[B]`, 0 for padding, which a BatchNorm takes; `frozen` and `values`,
+        which `fit` is given.
       wrt: a filter of NNX: which variables are trained, such as `nnx.LoRAParam`. The others are
-        constants of the compiled program.
+        frozen: they lie on each device once, and are no constants of the compiled program.
       state: a filter of NNX: which variables training may change without gradients.
 
     Returns:
@@ -50,16 +51,17 @@ def nnx_loss(
     maker = _Maker("nnx_loss", nnx.clone(model), wrt, state)
     streams = sorted({str(key.tag) for _, key in nnx.to_flat_state(nnx.state(model, nnx.RngKey))})
 
-    def call(params: Any, state: Any, keys: dict[str, Any], asked: Callable[[Any], Any]) -> Any:
+    def call(params: Any, state: Any, frozen: Any, keys: dict[str, Any], asked: Any) -> Any:
         def seeded(built: Any) -> Any:
             if keys:
                 nnx.reseed(built, policy="match_shape", **keys)
             return asked(built)
 
-        return maker.call(params, seeded, state)
+        return maker.call(params, seeded, state, frozen)
 
     more: dict[str, Any] = {"streams": streams, "rngs_of": nnx.Rngs}
-    return fits.loss_of("nnx_loss", call, maker.state, per_example_loss, **more), maker.params
+    of_model = maker.state, maker.frozen
+    return fits.loss_of("nnx_loss", call, *of_model, per_example_loss, **more), maker.params
 
 
 def nnx_metrics(
@@ -75,7 +77,8 @@ def nnx_metrics(
 
     Args:
       model: the model; it is copied, not changed.
-      per_example_metrics: `(model, batch) -> {name: f[B]}`, or `(values, weights)` for a name.
+      per_example_metrics: `(model, batch) -> {name: f[B]}`, or `(values, weights)` for a name. It
+        takes what it names besides: `mask`, `frozen`, `values`.
       wrt, state: as for `nnx_loss`.
 
     Raises:
@@ -86,10 +89,10 @@ def nnx_metrics(
     copy.eval()
     maker = _Maker("nnx_metrics", copy, wrt, state)
 
-    def metrics_of(params: Any, state: Any, batch: Any) -> Any:
-        return maker.call(params, lambda built: per_example_metrics(built, batch), state)[0]
+    def call(params: Any, state: Any, frozen: Any, asked: Callable[[Any], Any]) -> Any:
+        return maker.call(params, asked, state, frozen)[0]
 
-    return fits.metrics_of(metrics_of, maker.state)
+    return fits.metrics_of(call, maker.state, maker.frozen, per_example_metrics)
 
 
 @jax.transfer_guard("allow")
@@ -134,8 +137,9 @@ class _Maker:
 
     def __init__(self, caller: str, model: nnx.Module, wrt: Any, state: Any) -> None:
         self._caller = caller
-        parts: Any = nnx.split(model, wrt, state, ...)
-        self._graph, self._trained, self._state, self._rest = parts
+        parts: Any = nnx.split(model, wrt, state, nnx.All(nnx.Not(nnx.RngState), _is_array), ...)
+        self._graph, self._trained, self._state, self._frozen, self._rest = parts
+        self.frozen = nnx.to_pure_dict(self._frozen)
         self.params = nnx.to_pure_dict(self._trained)
         self.state = nnx.to_pure_dict(self._state)
         if not jax.tree.leaves(self.params):
@@ -145,15 +149,16 @@ class _Maker:
         self._constant = nnx.Not(nnx.Any(self._changes, nnx.RngState, nnx.Intermediate))
         self._handed_on: set[Any] = set()  # paths of those that a trace has found unchanged
 
-    def build(self, params: Any, model_state: Any) -> Any:
-        """The model with these parameters and this state.
+    def build(self, params: Any, model_state: Any, frozen: Any = None) -> Any:
+        """The model with these parameters and this state; frozen variables by default its own.
 
         Raises:
           ValueError: they are of another model.
         """
         # New variables in each call: a merged model changes those that it gets (the counts of its
         # random streams), and those of another trace may not be changed.
-        variables = jax.tree.map(lambda leaf: leaf, (self._trained, self._state, self._rest))
+        parts = self._trained, self._state, self._frozen, self._rest
+        variables = jax.tree.map(lambda leaf: leaf, parts)
         for name, of_name, given, own in (
             ("params", variables[0], params, self.params),
             ("model_state", variables[1], model_state, self.state),
@@ -162,10 +167,12 @@ class _Maker:
             fits.check_params(self._caller, plain, own, name)
             # Arrays of JAX: a model that runs eagerly would write into NumPy's own.
             nnx.replace_by_pure_dict(of_name, jax.tree.map(jnp.asarray, plain))
+        if frozen is not None:
+            nnx.replace_by_pure_dict(variables[2], frozen)
         return nnx.merge(self._graph, *variables)
 
     def call(
-        self, params: Any, function: Callable[[Any], Any], model_state: Any
+        self, params: Any, function: Callable[[Any], Any], model_state: Any, frozen: Any
     ) -> tuple[Any, Any]:
         """`(function(model), the model's state afterwards)`.
 
@@ -175,7 +182,7 @@ class _Maker:
         """
 
         def again(before: Any) -> Any:
-            built = self.build(params, model_state)
+            built = self.build(params, model_state, frozen)
             nnx.update(built, before)
             function(built)
             if (once := _attributes(built)) != attributes:  # each call may set the same
@@ -183,7 +190,7 @@ class _Maker:
                 changed.extend(path for path, _ in _attributes(built).items() - once.items())
             return jax.tree.leaves(nnx.state(built, self._constant))
 
-        built = self.build(params, model_state)
+        built = self.build(params, model_state, frozen)
         before, attributes = nnx.state(built, self._constant), _attributes(built)
         values = dict(jax.tree.leaves_with_path(before))
         try:
@@ -203,6 +210,11 @@ class _Maker:
             raise ValueError(fits.CHANGES.format(where=where, hint=_HINT))
         self._handed_on |= others
         return found, nnx.to_pure_dict(nnx.state(built, self._changes))
+
+
+def _is_array(path: Any, variable: Any) -> bool:
+    value = variable.get_raw_value() if isinstance(variable, nnx.Variable) else variable
+    return hasattr(value, "dtype")
 
 
 def _attributes(model: Any) -> dict[Any, str]:

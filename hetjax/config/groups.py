@@ -163,7 +163,7 @@ class ExperimentConfig:
     ] = 0
     replay: Annotated[str, text(may_be_empty=True, says="metrics.jsonl with the quotas")] = ""
     nonfinite: Annotated[
-        str, choice("stop", "skip", says="at a loss or gradient that is not finite")
+        str, choice("stop", "skip", "skip_update", says="at a loss or gradient that is not finite")
     ] = "stop"
     compilation_cache: Annotated[
         str, text(says="directory of compiled programs; auto: the user's cache; off: none")

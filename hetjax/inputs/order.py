@@ -8,6 +8,7 @@ from hetjax.inputs import rule_identity
 from hetjax.local import contract, rules
 from hetjax.losses import batch_loss
 from hetjax.losses import loss as losses_lib
+from hetjax.losses import named as named_lib
 
 
 def make(
@@ -48,7 +49,8 @@ def make(
     if debugging.is_on():  # the first round says what is wrong
         return observer
     try:
-        shared, key = types.Shared(params), jax.random.key(0)
+        named = named_lib.beside_of(loss_fn).named
+        shared, key = types.Shared(params, named=named), jax.random.key(0)
         carried = steps.begin(shared, rule.init(params), observer.init(params))
         # Not compiled: a custom_vjp is noticed when it is lowered, at the earliest.
         jax.jit(steps.add).lower(shared, carried, rule_identity.microbatch_of(examples), key)

@@ -12,6 +12,7 @@ from hetjax import debugging, digests, types
 from hetjax.inputs import refusals as inputs
 from hetjax.local import contract, rules
 from hetjax.losses import loss as losses_lib
+from hetjax.losses import named as named_lib
 
 
 def check(
@@ -45,13 +46,16 @@ def check(
     of_run = functools.partial(
         losses_lib.masked, loss_fn, per_example_rng=per_example_rng, metrics=rule.metrics
     )
+    named = named_lib.beside_of(loss_fn).named
     given = _shapes_of(params), microbatch_of(examples), jax.random.key(0)
+    given_named = (named,) if jax.tree.leaves(named) else ()
 
     def program(losses: Callable) -> str:
-        def of_microbatch(params: types.PyTree, microbatch: Any, rng: jax.Array) -> Any:
-            return losses(microbatch, rng)(params)
+        def of_microbatch(params: types.PyTree, microbatch: Any, rng: Any, *named: Any) -> Any:
+            by_name = dict(zip(("named",), named, strict=False))
+            return losses(microbatch, rng, **by_name)(params)
 
-        return digests.of_programs((of_microbatch, given))
+        return digests.of_programs((of_microbatch, (*given, *given_named)))
 
     if program(rule.losses) != program(of_run):
         keys = f"per_example_rng={per_example_rng}"
@@ -66,6 +70,7 @@ def digest(
     params: types.PyTree,
     examples: types.PyTree,
     model_state: types.PyTree = (),
+    named: types.Named = types.UNNAMED,
 ) -> str:
     """What a rule computes, with all constants in it, where its rounds are given no values.
 
@@ -83,7 +88,7 @@ def digest(
     def finish(shared: types.Shared, *sums: types.PyTree) -> Any:
         return contract.finished(rule.finish, rule.finish(shared, *sums), (), ())
 
-    shared = types.Shared(_shapes_of(params), model_state=_shapes_of(model_state))
+    shared = types.Shared(*map(_shapes_of, (params, (), model_state, named)))
     worker = jax.eval_shape(rule.init, shared.params)
     begun = _shapes_of(jax.eval_shape(begin, shared, worker))
     return digests.of_programs(

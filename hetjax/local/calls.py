@@ -49,5 +49,7 @@ def finish(
 
 def without_row_axis(shared: types.Shared) -> types.Shared:
     """The values for one worker, of its rows `[1, ...]`."""
-    params, _, model_state = trees.first_row(shared._replace(given=()))
-    return types.Shared(params, shared.given, model_state)
+    params, model_state, values = trees.first_row(
+        (shared.params, shared.model_state, shared.named.values)
+    )
+    return types.Shared(params, shared.given, model_state, shared.named._replace(values=values))

@@ -53,19 +53,28 @@ class Passes:
         *,
         num_microbatches: int,
     ) -> None:
-        self._loss, self._num = loss_fn.loss, num_microbatches
+        self._num = num_microbatches
         self._size = jax.tree.leaves(examples)[0].shape[0]
-        like = debugging.shapes(loss_fn.embed, params, examples, keys)
-        _check_mask(loss_fn.loss, params, like)
+        begun = loss_fn.beside.named
 
-        def embedded(params: types.PyTree, microbatch: types.Microbatch, rng: jax.Array) -> Any:
+        def embed(params: types.PyTree, examples: Any, key: Any, named: types.Named) -> Any:
+            return loss_fn.embed(params, examples, key, **loss_fn.by_name(named)[0])
+
+        def loss(params: types.PyTree, e: types.PyTree, mask: Any, named: Any = begun) -> Any:
+            return loss_fn.loss(params, e, mask, **loss_fn.by_name(named)[1])
+
+        self._loss = loss
+        like = debugging.shapes(embed, params, examples, keys, begun)
+        _check_mask(loss, params, like)
+
+        def embedded(shared: types.Shared, microbatch: types.Microbatch, rng: jax.Array) -> Any:
             ids, _, examples = microbatch
             key = losses_lib.key_of(rng, ids, per_example_rng=keys.ndim > 0)
-            return loss_fn.embed(params, examples, key)
+            return embed(shared.params, examples, key, shared.named)
 
         self._like = jax.tree.map(self._all_rows, like)
         self.gathered = jax.eval_shape(trees.accumulator_zeros, self._like)
-        self._uses = _uses(loss_fn.loss, params, self._like)
+        self._uses = _uses(loss, params, self._like)
         self.first = self._first(embedded)
         self.second = self._second(embedded)
         self._gradient = jax.jit(functools.partial(self._between, params))
@@ -95,7 +104,7 @@ class Passes:
         def add(
             shared: types.Shared, worker: tuple, sums: Any, microbatch: types.Microbatch, rng: Any
         ) -> tuple:
-            found = embedded(shared.params, microbatch, rng)
+            found = embedded(shared, microbatch, rng)
             place = jnp.argmax(shared.given == microbatch.example_ids[0])
 
             def put(total: jax.Array, rows: jax.Array) -> jax.Array:
@@ -127,7 +136,11 @@ class Passes:
             place = jnp.argmax(handed.first_ids == microbatch.example_ids[0])
             counts = place == handed.counts
             own = jax.tree.map(lambda x: x[place], handed.cotangents)
-            found, pull = jax.vjp(lambda params: embedded(params, microbatch, rng), shared.params)
+
+            def at(params: types.PyTree) -> types.PyTree:
+                return embedded(shared._replace(params=params), microbatch, rng)
+
+            found, pull = jax.vjp(at, shared.params)
             totals, treedef = jax.tree.flatten(sums.grad_sum)
             (grads,) = pull(own)
             leaves = jax.tree.leaves(grads)
@@ -151,7 +164,12 @@ class Passes:
         )
 
     def _between(
-        self, like: types.PyTree, used: list[jax.Array], gathered: types.PyTree, mask: jax.Array
+        self,
+        like: types.PyTree,
+        used: list[jax.Array],
+        gathered: types.PyTree,
+        mask: jax.Array,
+        named: types.Named,
     ) -> tuple[types.PyTree, list[jax.Array], jax.Array, jax.Array]:
         """The loss and its gradients; `mask` f32[M * B]."""
         leaves, treedef = jax.tree.flatten(like)
@@ -165,7 +183,8 @@ class Passes:
 
         def value(used: list[jax.Array], embedded: types.PyTree) -> jax.Array:
             whole = dict(enumerate(leaves)) | dict(zip(self._uses, used, strict=True))
-            return self._loss(jax.tree.unflatten(treedef, list(whole.values())), embedded, mask)
+            params = jax.tree.unflatten(treedef, list(whole.values()))
+            return self._loss(params, embedded, mask, named)
 
         embedded = jax.tree.map(real, gathered, self._like)
         loss, (direct, found) = jax.value_and_grad(value, (0, 1))(used, embedded)
@@ -183,7 +202,13 @@ class Passes:
         return found
 
     def handed(
-        self, params: types.PyTree, gathered: types.PyTree, done: np.ndarray, *, is_finite: bool
+        self,
+        params: types.PyTree,
+        gathered: types.PyTree,
+        done: np.ndarray,
+        named: types.Named,
+        *,
+        is_finite: bool,
     ) -> Handed:
         """What the second pass is given.
 
@@ -191,12 +216,13 @@ class Passes:
             params: leaves `[W, ...]`.
             gathered: the embeddings, leaves `[W, M, B, ...]`.
             done: i32[k, B], ids of the microbatches of the first pass; below 0 what is no example.
+            named: what the loss may ask for, on one device.
             is_finite: whether all of them were; else the second pass is to find what was not.
         """
         mask = np.zeros((self._num, self._size), np.float32)
         mask[: len(done)] = done[: self._num] >= 0
         used = mesh_lib.own_row([jax.tree.leaves(params)[index] for index in self._uses])
-        found = self._gradient(used, mesh_lib.own_row(gathered), mask.reshape(-1))
+        found = self._gradient(used, mesh_lib.own_row(gathered), mask.reshape(-1), named)
         cotangents, direct, value, counts = jax.device_get(found)
         if not is_finite:
             cotangents, direct, value = jax.tree.map(np.zeros_like, (cotangents, direct, value))

@@ -63,8 +63,8 @@ def make_fused_local(steps: rules.LocalSteps, mesh: Mesh) -> Callable:
 
     Returns:
         `(shared, carried, microbatches, counts, rngs) -> (contributed, example_signs)`; all leaves
-        but those of `shared.given` `[W, ...]`, those of `microbatches` `[W, M, B, ...]`, `counts`
-        i32[W] ≤ M, `rngs` key[W].
+        but those of `shared.given` and `shared.named.frozen` `[W, ...]`, those of `microbatches`
+        `[W, M, B, ...]`, `counts` i32[W] ≤ M, `rngs` key[W].
     """
 
     def body(shared: types.Shared, *others: types.PyTree) -> tuple[types.Contribution, Any]:
@@ -77,7 +77,7 @@ def make_fused_local(steps: rules.LocalSteps, mesh: Mesh) -> Callable:
     return jax.shard_map(
         body,
         mesh=mesh,
-        in_specs=(types.Shared(rows, P(), rows), rows, rows, rows, rows),
+        in_specs=(types.Shared(rows, P(), rows, types.Named(P(), rows)), rows, rows, rows, rows),
         out_specs=(rows, rows),
         check_vma=False,
     )

@@ -23,6 +23,8 @@ class LocalRule(NamedTuple):
     """What a worker does with its microbatches. All functions are pure, and leaves have no worker
     axis. `shared` is a `types.Shared`, `worker` what the rule keeps for itself.
 
+    Of a loss that asks for `frozen` or `values`, `shared.named` has both.
+
     Example:
         Gradients of one array of parameters, without weights, padding and keys (`gradients.py`
         has the whole rule)::
@@ -60,10 +62,10 @@ class LocalRule(NamedTuple):
     keeps_worker: bool = False
     """`worker` goes from round to round. It is in `TrainState.worker` and in checkpoints."""
 
-    losses: Callable[[types.Microbatch, jax.Array], ordering.Losses] | None = None
+    losses: Callable[..., ordering.Losses] | None = None
     """`(microbatch, rng) -> losses` for an order's observer: `losses.masked` of the run's
-    `loss_fn`; others are refused. None where the contribution is not the gradient of the objective:
-    then such orders are refused."""
+    `loss_fn`; others are refused. It is given `named=shared.named` where there is any. None where
+    the contribution is not the gradient of the objective: then such orders are refused."""
 
     take: Callable[..., tuple[types.PyTree, types.PyTree]] | None = None
     """`(worker, sums, loss_sum, weight_sum, grad_parts) -> (worker, sums)`, in place of `add`
@@ -249,8 +251,9 @@ def _add(
     else:
         assert rule.losses is not None
         so_far = trees.first_row(carried) if has_row_axis else carried
+        named = {"named": shared.named} if jax.tree.leaves(shared.named) else {}
         (loss_sum, weight_sum), grad_parts, change, example_signs = observer.observe(
-            rule.losses(microbatch, rng),
+            rule.losses(microbatch, rng, **named),
             shared,
             so_far.evidence,
             microbatch,
@@ -341,7 +344,10 @@ def _counted(
 
 
 def contribution_shapes(
-    rule: LocalRule, params: types.PyTree, model_state: types.PyTree = ()
+    rule: LocalRule,
+    params: types.PyTree,
+    model_state: types.PyTree = (),
+    named: types.Named = types.UNNAMED,
 ) -> Any:
     """The shapes and types of what a worker contributes; computes nothing.
 
@@ -349,12 +355,12 @@ def contribution_shapes(
     """
     steps = with_observer(rule)
 
-    def contribution(params: types.PyTree, model_state: types.PyTree) -> types.PyTree:
-        shared = types.Shared(params, _NotGiven(), model_state=model_state)
+    def contribution(params: types.PyTree, *others: Any) -> types.PyTree:
+        shared = types.Shared(params, _NotGiven(), *others)
         return steps.finish(shared, steps.begin(shared, rule.init(params), ())).sums
 
     try:
-        return jax.eval_shape(contribution, params, model_state)
+        return jax.eval_shape(contribution, params, model_state, named)
     except Exception:  # of whatever the rule does with it; any other error its first round raises
         return None
 

@@ -133,6 +133,7 @@ class Stepped:
         self._threads = worker_threads(len(self._workers)) if has_threads else debugging.Inline()
         check_threads(self._threads)
         self._stopping = threading.Event()
+        self._frozen: list[types.PyTree] | None = None  # of each worker, on its device
         self._starts = 0  # of workers in this round
         self._lock, self._all_started = threading.Lock(), threading.Lock()
         self._all_started.acquire()  # released when all workers have started
@@ -147,17 +148,17 @@ class Stepped:
     ) -> tuple[types.Contribution, Callable[[], types.Work]]:
         """Runs at most `plan.limits[w]` microbatches of each worker; uses up `carried`.
 
-        Leaves of `shared`, but those of `given`, and of what is contributed are `[W, ...]`;
-        `carried` was begun with `given`. `rngs` holds the key of each own worker's pass, on its
-        device; `meanwhile` is called while the workers compute. `Fused` and `Virtual` have the same
-        function; the rest of the loop does not know which it calls.
+        Leaves of `shared`, but those of `given` and `named.frozen`, and of what is contributed are
+        `[W, ...]`; `carried` was begun with `given`. `rngs` holds the key of each own worker's
+        pass, on its device; `meanwhile` is called while the workers compute. `Fused` and `Virtual`
+        have the same function; the rest of the loop does not know which it calls.
 
         Returns:
             what they contribute, which the devices may not have computed yet; and what waits for
             them and says what they did.
         """
         round_index, assigned, limits, feed, may_close = plan
-        of_workers = shared.params, shared.model_state, carried
+        of_workers = shared.params, shared.model_state, shared.named.values, carried
         if self._mesh is None:
             rows = mesh_lib.rows_on(of_workers, self._devices)
         else:
@@ -165,6 +166,8 @@ class Stepped:
         handed_out = [shared.given] * len(self._workers)
         if jax.tree.leaves(shared.given):
             handed_out = [jax.device_put(shared.given, device) for device in self._devices]
+        if self._frozen is None:  # it is the same in all rounds
+            self._frozen = mesh_lib.copies(shared.named.frozen, self._devices)
         gate = self._gate if may_close else None
         if gate is not None:
             gate.begin(assigned.quotas)
@@ -173,12 +176,13 @@ class Stepped:
         tasks: list[concurrent.futures.Future] = []
         try:
             for index, worker in enumerate(self._workers):
-                params, model_state, begun = rows[index]
+                params, model_state, values, begun = rows[index]
+                named = types.Named(self._frozen[index], values)
                 task = self._threads.submit(
                     work_of,
                     round_index,
                     worker,
-                    types.Shared(params, handed_out[index], model_state),
+                    types.Shared(params, handed_out[index], model_state, named),
                     begun,
                     assigned.microbatches(worker, int(limits[worker])),
                     int(assigned.passes[worker]),

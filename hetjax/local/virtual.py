@@ -42,7 +42,7 @@ class Virtual:
         self._same_evidence = same_evidence
         self._keys: tuple[Any, jax.Array] | None = None
         own = None if replicas_equal else 0
-        shared_axes = types.Shared(own, None, own)
+        shared_axes: Any = types.Shared(own, None, own, types.Named(None, own))
 
         def common(shared: types.Shared) -> types.Shared:
             return calls.without_row_axis(shared) if replicas_equal else shared

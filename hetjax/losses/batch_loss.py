@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from hetjax import parts, types
+from hetjax.losses import named as named_lib
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -27,16 +28,35 @@ class BatchLoss:
 
     embed: Callable[[types.PyTree, types.PyTree, jax.Array], types.PyTree]
     loss: Callable[[types.PyTree, types.PyTree, jax.Array], jax.Array]
+    beside: named_lib.Beside = named_lib.NOTHING
     no_state: ClassVar[str] = "; hetjax.batch_loss takes no model_state"
 
-    def __call__(self, params: types.PyTree, examples: types.PyTree, rng: jax.Array) -> jax.Array:
+    @property
+    def asking(self) -> tuple[tuple[Callable[..., Any], int], ...]:
+        """As of `named.NamedLoss`."""
+        return (self.embed, 3), (self.loss, 3)
+
+    def by_name(self, named: types.Named) -> tuple[dict[str, Any], dict[str, Any]]:
+        """What `embed` and `loss` are given by name."""
+        of_embed, of_loss = (named_lib.arguments(f, named, skip=skip) for f, skip in self.asking)
+        return of_embed, of_loss
+
+    def __call__(
+        self,
+        params: types.PyTree,
+        examples: types.PyTree,
+        rng: jax.Array,
+        named: types.Named | None = None,
+        mask: Any = None,
+    ) -> jax.Array:
         """`f[B]`, B times the loss of these examples alone.
 
         Raises:
             ValueError: `embed` or `loss` returned something else than they may.
         """
         size = jax.tree.leaves(examples)[0].shape[0]
-        embedded = self.embed(params, examples, rng)
+        of_embed, of_loss = self.by_name(self.beside.named if named is None else named)
+        embedded = self.embed(params, examples, rng, **of_embed)
         wrong = [
             f"{jax.tree_util.keystr(path)} {parts.shown(leaf)}"
             for path, leaf in jax.tree.leaves_with_path(embedded)
@@ -47,7 +67,7 @@ class BatchLoss:
                 f"batch_loss: embed returned {', '.join(wrong) or 'no arrays'}; each array must be "
                 f"floating point [{size}, …], a row an example"
             )
-        value = self.loss(params, embedded, jnp.ones(size, jnp.float32))
+        value = self.loss(params, embedded, jnp.ones(size, jnp.float32), **of_loss)
         if jnp.shape(value) or not jnp.issubdtype(jnp.result_type(value), jnp.floating):
             raise ValueError(
                 f"batch_loss: loss returned {parts.shown(value)}, must be one floating point number"
@@ -91,7 +111,8 @@ def batch_loss(
     """
     forms = {"embed": "embed(params, batch, rng) -> e[B, …]", "loss": "loss(params, e, mask)"}
     for (name, form), function in zip(forms.items(), (embed, loss), strict=True):
-        if not callable(function) or not parts.takes(function, 3):
+        names = named_lib.asked(function, 3) if callable(function) else ()
+        if not callable(function) or not parts.takes(function, 3, *names):
             raise ValueError(f"batch_loss: {name} is called as {form}; got {parts.shown(function)}")
     return BatchLoss(embed, loss)
 

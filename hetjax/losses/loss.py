@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from hetjax import debugging, trees, types
 from hetjax.losses import forwarding, stateful
+from hetjax.losses import named as named_lib
 from hetjax.losses import weights as weights_lib
 from hetjax.ordering import ordering
 
@@ -124,8 +125,10 @@ def check_loss(
     if not jax.tree.leaves(params):
         raise ValueError("params holds no arrays")
     batch_size = jax.tree.leaves(examples)[0].shape[0]
+    beside = getattr(loss_fn, "beside", None)
+    given = (examples, rng) if beside is None else (examples, rng, beside.named)
     try:
-        program, returned = debugging.program(loss_fn, params, examples, rng)
+        program, returned = debugging.program(loss_fn, params, *given)
         found = split(returned)
     except KeyError as error:
         fields = f"; an example has {sorted(examples)}" if isinstance(examples, dict) else ""
@@ -139,11 +142,12 @@ def check_loss(
         if not (hint := _if_batches(examples)):
             raise
         raise ValueError(f"loss_fn raised {type(error).__name__}: {error}. {hint}") from error
+    named_lib.tell_of_constants("loss_fn", program, "def loss_fn(params, batch, rng, *, frozen)")
     _check_losses(found, batch_size, _if_batches(examples))
     metrics = _check_metrics(found, batch_size)
     changes_state = isinstance(loss_fn, stateful.StatefulLoss) and any(
         forwarding.changed(
-            lambda state: loss_fn.apply(params, state, examples, rng)[1], loss_fn.model_state
+            lambda state: loss_fn.apply(params, state, *given[:2])[1], loss_fn.model_state
         )
     )
     narrow = any(jnp.result_type(leaf) == jnp.float16 for leaf in jax.tree.leaves(params))
@@ -154,13 +158,13 @@ def check_loss(
         return split(loss_fn(*arguments))[:2]
 
     is_named, is_weighed = isinstance(returned, types.Losses), found.weights is not None
-    if is_weighed and not is_named and weights_lib.reached(pair, params, examples, rng):
+    if is_weighed and not is_named and weights_lib.reached(pair, params, *given):
         raise ValueError(
             "loss_fn returned a tuple whose second value depends on the parameters. To report it, "
             "return hetjax.Losses(losses, metrics={'name': value}); to weigh the losses by it, "
             "hetjax.Losses(losses, weights=value)"
         )
-    varies = is_weighed and is_named and weights_lib.depend(pair, params, examples, rng)
+    varies = is_weighed and is_named and weights_lib.depend(pair, params, *given)
     return Traced(metrics, varies, changes_state, divisor)
 
 
@@ -275,6 +279,7 @@ def masked(
     rng: jax.Array,
     model_state: types.PyTree = (),
     *,
+    named: types.Named | None = None,
     per_example_rng: bool = False,
     metrics: Sequence[str] = (),
     divisor: int = 1,
@@ -291,6 +296,7 @@ def masked(
         rng: the key of the run and the pass. The loss's own keys are folded from it and example
             ids, so they depend on neither worker nor quota.
         model_state: as the round begins; () of a loss without, and where changes are not asked for.
+        named: what the loss may ask for by name; None: as before the first round.
         per_example_rng: give the loss a key for each example, `key[B]`, instead of one for the
             microbatch.
         metrics: names of those that are wanted.
@@ -312,10 +318,11 @@ def masked(
         key = key_of(rng, ids, per_example_rng=per_example_rng)
         change: types.PyTree = ()
         if isinstance(loss_fn, stateful.StatefulLoss) and jax.tree.leaves(model_state):
-            returned, after = loss_fn.apply(params, model_state, examples, key, mask)
+            returned, after = loss_fn.apply(params, model_state, examples, key, mask, named)
             change = loss_fn.change(model_state, after, jnp.sum(mask > 0))
         else:
-            returned = loss_fn(params, examples, key)
+            more = (named, mask) if hasattr(loss_fn, "beside") else ()
+            returned = loss_fn(params, examples, key, *more)
         found = split(returned)
         values, weights = weigh(found.losses, found.weights, mask)
         if divisor != 1:

@@ -20,11 +20,12 @@ import jax
 import jax.numpy as jnp
 
 from hetjax import parts, trees, types
+from hetjax.losses import named as named_lib
 from hetjax.parts import options
 
 MEAN, SUM = "mean", "sum"
 _ALIKE = "alike"  # the mean of what has none: the new value, if all microbatches make the same
-_FORM = "loss_fn(params, state, batch, rng) -> (losses, new_state), or with a fifth argument mask"
+_FORM = "loss_fn(params, state, batch, rng) -> (losses, new_state), which may name a mask"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -36,12 +37,14 @@ class StatefulLoss:
 
     Args:
         function: `(params, state, batch, rng) -> (losses, new_state)`. `losses` are what any
-            `loss_fn` may return. With a fifth argument it gets `mask f32[B]`, 0 for padding.
+            `loss_fn` may return. With a fifth argument it gets `mask f32[B]`, 0 for padding; and
+            by name what it asks for: `mask`, `frozen`, `values`.
         model_state: a pytree of arrays.
         state_reduce: what a round makes of the changes of its microbatches, by the path of a leaf
             or of all under it: "mean" (the default), weighted by examples, or of integers and
             booleans the new value, where all microbatches make the same; or "sum", which adds up
             over microbatches.
+        beside: what it is given by name.
 
     Raises:
         ValueError: the function takes other arguments.
@@ -50,9 +53,11 @@ class StatefulLoss:
     function: Callable[..., Any]
     model_state: types.PyTree
     state_reduce: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    beside: named_lib.Beside = named_lib.NOTHING
 
     def __post_init__(self) -> None:
-        if not callable(self.function) or not parts.takes(self.function, 4 + self.takes_mask):
+        count = 4 + (self.takes_mask and "mask" not in self._names)
+        if not callable(self.function) or not parts.takes(self.function, count, *self._names):
             raise ValueError(
                 f"fit: with model_state loss_fn is {_FORM}; got {parts.shown(self.function)}"
                 f"{getattr(self.function, 'no_state', '')}"
@@ -62,7 +67,16 @@ class StatefulLoss:
     def takes_mask(self) -> bool:
         """Whether the function is told what is padding."""
         takes = functools.partial(parts.takes, self.function)
-        return takes(5) and not takes(4)
+        return "mask" in self._names or (takes(5, *self._names) and not takes(4, *self._names))
+
+    @functools.cached_property
+    def _names(self) -> tuple[str, ...]:
+        return named_lib.asked(self.function, 4)
+
+    @property
+    def asking(self) -> tuple[tuple[Callable[..., Any], int], ...]:
+        """As of `named.NamedLoss`."""
+        return ((self.function, 4),)
 
     @functools.cached_property
     def modes(self) -> tuple[str, ...]:
@@ -92,9 +106,16 @@ class StatefulLoss:
             found.append(mode if is_mean else _ALIKE)
         return tuple(found)
 
-    def __call__(self, params: types.PyTree, examples: types.PyTree, rng: jax.Array) -> Any:
-        """The losses at the state of the beginning, without padding."""
-        return self.apply(params, self.model_state, examples, rng)[0]
+    def __call__(
+        self,
+        params: types.PyTree,
+        examples: types.PyTree,
+        rng: jax.Array,
+        named: types.Named | None = None,
+        mask: Any = None,
+    ) -> Any:
+        """The losses at the state of the beginning."""
+        return self.apply(params, self.model_state, examples, rng, mask, named)[0]
 
     def apply(
         self,
@@ -103,6 +124,7 @@ class StatefulLoss:
         examples: types.PyTree,
         rng: jax.Array,
         mask: Any = None,
+        named: types.Named | None = None,
     ) -> tuple[Any, types.PyTree]:
         """`(losses, new_state)`.
 
@@ -112,6 +134,7 @@ class StatefulLoss:
             examples: leaves `[B, …]`.
             rng: the key of the microbatch.
             mask: f32[B], 0 for padding; None: no padding.
+            named: what it may ask for by name; None: as before the first round.
 
         Returns:
             What the loss returned, and the new state, like `state`.
@@ -119,11 +142,12 @@ class StatefulLoss:
         Raises:
             ValueError: it returned no state, or one of another structure, shape or type.
         """
-        more: tuple[Any, ...] = ()
-        if self.takes_mask:
-            size = jax.tree.leaves(examples)[0].shape[0]
-            more = (jnp.ones(size, jnp.float32) if mask is None else mask,)
-        returned = self.function(params, state, examples, rng, *more)
+        size = jax.tree.leaves(examples)[0].shape[0]
+        mask = jnp.ones(size, jnp.float32) if mask is None else mask
+        named = self.beside.named if named is None else named
+        more = named_lib.arguments(self.function, named, mask, skip=4)
+        by_place = (mask,) if self.takes_mask and "mask" not in more else ()
+        returned = self.function(params, state, examples, rng, *by_place, **more)
         if type(returned) is not tuple or len(returned) != 2:
             raise ValueError(f"loss_fn returned {parts.shown(returned)}; with model_state: {_FORM}")
         losses, after = returned
@@ -181,7 +205,8 @@ def of(loss_fn: Any, model_state: types.PyTree | None, state_reduce: Any = None)
     function = loss_fn.function if is_stateful else loss_fn
     begun = loss_fn.model_state if is_stateful and model_state is None else model_state
     modes = loss_fn.state_reduce if is_stateful and state_reduce is None else state_reduce
-    made = StatefulLoss(function, begun, dict(modes or {}))
+    beside = loss_fn.beside if is_stateful else named_lib.NOTHING
+    made = StatefulLoss(function, begun, dict(modes or {}), beside)
     _ = made.modes  # refuses what cannot be added up
     return made
 

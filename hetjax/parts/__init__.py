@@ -257,13 +257,13 @@ def takes(function: Callable[..., Any], count: int, *names: str) -> bool:
     return True
 
 
-def asked_for(function: Callable[..., Any], names: Sequence[str]) -> tuple[str, ...]:
-    """Those of `names` that are the name of an argument of a function."""
+def asked_for(function: Callable[..., Any], names: Sequence[str], skip: int = 0) -> tuple[str, ...]:
+    """Those of `names` that are the name of an argument of a function, behind the first `skip`."""
     try:
         arguments = inspect.signature(function).parameters
     except (TypeError, ValueError):  # of one that is not written in Python
         return ()
-    return tuple(name for name in names if name in arguments)
+    return tuple(name for name in names if name in list(arguments)[skip:])
 
 
 def array_of(given: Any) -> np.ndarray:

@@ -12,12 +12,13 @@ from hetjax import debugging, digests, parts, trees, types
 from hetjax.data import choosing, passes, sources
 from hetjax.inputs import fingerprint
 from hetjax.losses import loss as losses_lib
+from hetjax.losses import named as named_lib
 from hetjax.losses import stateful
 
 MetricsFn = Callable[..., dict[str, Any]]
 """`(params, examples) -> {name: f32[B]}`, or of a model that keeps state `(params, state,
-examples)`; a value may be `(f32[B, ...], weights f32[B, ...])`, or a
-`hetjax.OfMeans` of such."""
+examples)`, with `frozen` and `values` where it names them; a value may be `(f32[B, ...], weights
+f32[B, ...])`, or a `hetjax.OfMeans` of such."""
 
 _BATCH_SIZE = 256
 _KEPT = 4  # functions whose programs are kept, with what these close over
@@ -45,6 +46,8 @@ def evaluate(
     metrics_fn: MetricsFn,
     *,
     model_state: types.PyTree | None = None,
+    frozen: types.PyTree = (),
+    values: types.PyTree = (),
     device: jax.Device | None = None,
 ) -> dict[str, float]:
     """Weighted means of metrics over all examples of a source, `sum(w * m) / sum(w)`.
@@ -62,6 +65,8 @@ def evaluate(
             `hetjax.nnx_metrics` and `hetjax.linen_metrics` make one from a Flax model.
         model_state: of a model that keeps one, such as `fit(...).model_state`: `metrics_fn` is
             called with `(params, state, examples)` then.
+        frozen, values: arrays that `metrics_fn` names, as it does in `fit`. What
+            `nnx_metrics(wrt=…)` and `linen_metrics(wrt=…)` make brings its own.
         device: where it is computed; by default JAX's first.
 
     Returns:
@@ -80,8 +85,9 @@ def evaluate(
     device = jax.devices()[0] if device is None else device
     if model_state is not None:
         params, metrics_fn = types.Model(params, model_state), of_model(metrics_fn)
-    params = jax.device_put(params, device)
-    return Evaluator(metrics_fn, sources.as_source(source), params, device)(params)
+    params, named = jax.device_put((params, types.Named(frozen, values)), device)
+    source = sources.as_source(source)
+    return Evaluator(metrics_fn, source, params, device, named=named)(params)
 
 
 @_once_a_function
@@ -91,14 +97,25 @@ def metrics_of_loss(loss_fn: losses_lib.LossFn, *, per_example_rng: bool = False
     With `per_example_rng` the example at a place of the batch has that place's key.
     """
 
-    def metrics(params: types.PyTree, examples: types.PyTree) -> dict[str, Any]:
+    beside = named_lib.beside_of(loss_fn)
+
+    def metrics(
+        params: types.PyTree,
+        examples: types.PyTree,
+        *,
+        frozen: types.PyTree = beside.frozen,
+        values: types.PyTree = beside.named.values,
+    ) -> dict[str, Any]:
         rng = jax.random.key(0)
         if per_example_rng:
             rng = jax.random.split(rng, jax.tree.leaves(examples)[0].shape[0])
+        named = types.Named(frozen, values)
         if isinstance(loss_fn, stateful.StatefulLoss):
-            returned, _ = loss_fn.apply(params.params, params.state, examples, rng)  # a `Model`
+            model = params.params, params.state  # of a `Model`
+            returned, _ = loss_fn.apply(*model, examples, rng, named=named)
         else:
-            returned = loss_fn(params, examples, rng)
+            more = (named,) if hasattr(loss_fn, "beside") else ()
+            returned = loss_fn(params, examples, rng, *more)
         found = losses_lib.split(returned)
         return {"loss": (found.losses, found.weights), **losses_lib.metrics_of(found)}
 
@@ -115,11 +132,11 @@ def of_model(metrics_fn: MetricsFn) -> MetricsFn:
     _check_function(metrics_fn, "params", "state", "examples")
 
     @functools.wraps(metrics_fn)
-    def metrics(model: types.Model, examples: types.PyTree) -> dict[str, Any]:
-        return metrics_fn(model.params, model.state, examples)
+    def metrics(model: types.Model, examples: types.PyTree, **named: Any) -> dict[str, Any]:
+        return metrics_fn(model.params, model.state, examples, **named)
 
     del metrics.__wrapped__  # whose arguments are others
-    return metrics
+    return named_lib.signed(metrics, named_lib.asks_of(metrics_fn, 3), "model", "examples")
 
 
 class Evaluator:
@@ -130,6 +147,7 @@ class Evaluator:
         source: a data source; kept in the memory of `device`.
         params: without worker axis; for shapes alone.
         device: where parameters given to `__call__` lie.
+        named: what the metrics may ask for.
         on_batch: called before each batch.
         num_readers: who reads the source, as `data.readers`.
         progress: show a bar where the source takes long to read.
@@ -146,6 +164,7 @@ class Evaluator:
         params: types.PyTree,
         device: jax.Device,
         *,
+        named: types.Named = types.UNNAMED,
         on_batch: Callable[[], None] = lambda: None,
         num_readers: int | str = 1,
         progress: bool = False,
@@ -160,22 +179,25 @@ class Evaluator:
         padding = passes.filling(ids[: -len(ids) % batch_size])  # no copies: metrics may compare
         self._rows = np.concatenate([ids, padding]).reshape(-1, batch_size)
         first = self._feed.load(0, self._rows[0])
-        self._functions = _check_metrics(metrics_fn, params, first.examples)
+        self._metrics_fn, self._device = metrics_fn, device
+        named = self._named_of(named)
+        self._functions = _check_metrics(metrics_fn, params, first.examples, named)
 
-        def sums(params: types.PyTree, microbatch: types.Microbatch) -> Any:
-            made = _sums(metrics_fn, params, microbatch)
+        def sums(params: types.PyTree, microbatch: types.Microbatch, named: types.Named) -> Any:
+            made = _sums(metrics_fn, params, microbatch, named)
             self._zeros = jax.tree.map(lambda like: np.zeros(like.shape, like.dtype), made)
             return made
 
         self._program = ""
         if debugging.is_on():
-            debugging.shapes(sums, params, first)
+            debugging.shapes(sums, params, first, named)
         else:  # by what is computed now: what the function reads from outside may have changed
-            self._program = digests.of_programs((sums, (params, first)))
+            self._program = digests.of_programs((sums, (params, first, named)))
         self._add, self.names = _adder(metrics_fn, program=self._program), sorted(self._zeros)
         if self._program:  # else there is nothing to compile
             placed = jax.device_put(params, device)
-            jax.block_until_ready(self._add(placed, first, self._zeros))
+            jax.block_until_ready(self._add(placed, first, self._zeros, named))
+        self._named = named
 
     def digests(self, name: str) -> dict[str, str]:
         """Of the source, which is called `name`, and of what is computed of it, by words."""
@@ -185,8 +207,19 @@ class Evaluator:
             found[f"metrics of {name!r}, by JAX {jax.__version__}"] = f"{self._program} {named}"
         return found
 
-    def __call__(self, params: types.PyTree) -> dict[str, float]:
-        """Returns `{name: mean, or function of means}`; `params` without worker axis."""
+    def _named_of(self, named: types.Named) -> types.Named:
+        """With the frozen arrays that the metrics carry; all on the device."""
+        frozen = named_lib.frozen_of(self._metrics_fn, named_lib.given_of(named.frozen), 2)
+        return types.Named(jax.device_put(frozen, self._device), named.values)
+
+    def __call__(
+        self, params: types.PyTree, values: types.PyTree | None = None
+    ) -> dict[str, float]:
+        """Returns `{name: mean, or function of means}`; `params` without worker axis.
+
+        `values` are those that metrics may ask for; None: those at the beginning.
+        """
+        named = self._named if values is None else self._named._replace(values=values)
         self._feed.compare(self._num_done)
         self._num_done += 1
         totals = self._zeros
@@ -195,7 +228,7 @@ class Evaluator:
             if self._feed.reads_ahead:
                 ahead = self._rows[index : index + 2]
                 self._feed.read_ahead(ahead, np.zeros(len(ahead), int))
-            totals = self._add(params, self._feed.load(0, row), totals)
+            totals = self._add(params, self._feed.load(0, row), totals, named)
         found: dict[str, float] = {}
         for name, pairs in jax.device_get(totals).items():
             means = [float(total / count) if count else np.nan for total, count in pairs]
@@ -215,7 +248,10 @@ def _of_means(name: str, function: Callable[..., float], means: list[float]) -> 
 
 
 def _sums(
-    metrics_fn: MetricsFn, params: types.PyTree, microbatch: types.Microbatch
+    metrics_fn: MetricsFn,
+    params: types.PyTree,
+    microbatch: types.Microbatch,
+    named: types.Named,
 ) -> dict[str, list[tuple[jax.Array, jax.Array]]]:
     """`(sum of weight * value, sum of weights)` of each part of a metric in a microbatch."""
 
@@ -225,7 +261,8 @@ def _sums(
         totals = losses_lib.weigh(values.astype(wide), weights, microbatch.example_mask)
         return jnp.sum(totals[0]), jnp.sum(totals[1])
 
-    found = metrics_fn(params, microbatch.examples)
+    more = named_lib.arguments(metrics_fn, named, microbatch.example_mask, skip=2)
+    found = metrics_fn(params, microbatch.examples, **more)
     return {name: [pair(part) for part in _parts(value)] for name, value in found.items()}
 
 
@@ -239,20 +276,28 @@ def _adder(metrics_fn: MetricsFn, program: str) -> Callable[..., Any]:
     """`(params, microbatch, totals) -> totals`, jitted; the same for the same function, while it
     computes the same, of which `program` is a digest."""
 
-    def add(params: types.PyTree, microbatch: types.Microbatch, totals: Any) -> Any:
-        return jax.tree.map(jnp.add, totals, _sums(metrics_fn, params, microbatch))
+    def add(
+        params: types.PyTree, microbatch: types.Microbatch, totals: Any, named: types.Named
+    ) -> Any:
+        return jax.tree.map(jnp.add, totals, _sums(metrics_fn, params, microbatch, named))
 
     return jax.jit(add)
 
 
 def _check_metrics(
-    metrics_fn: MetricsFn, params: types.PyTree, examples: Any
+    metrics_fn: MetricsFn, params: types.PyTree, examples: Any, named: types.Named
 ) -> dict[str, Callable[..., float]]:
     """Refuses what no mean can be taken of; the functions of those metrics that are of means."""
     _check_function(metrics_fn, "params", "examples")
     batch_size = jax.tree.leaves(examples)[0].shape[0]
+
+    def metrics(params: types.PyTree, examples: Any, named: types.Named, mask: Any) -> Any:
+        more = named_lib.arguments(metrics_fn, named, mask, skip=2)
+        return metrics_fn(params, examples, **more)
+
     try:
-        values = debugging.shapes(metrics_fn, params, examples)
+        mask = np.ones(batch_size, np.float32)
+        program, values = debugging.program(metrics, params, examples, named, mask)
     except TypeError as error:
         if "not callable" not in str(error):
             raise
@@ -260,6 +305,7 @@ def _check_metrics(
             f"metrics_fn {parts.path_of(metrics_fn)} called what is no function ({error}); it is "
             f"given parameters, and no model: {_MADE_BY}"
         ) from error
+    named_lib.tell_of_constants("metrics_fn", program, "def metrics_fn(params, batch, *, frozen)")
     if not isinstance(values, dict):
         raise ValueError(
             f"metrics_fn returned {type(values).__name__}; it must return a dict of f32[B]"
@@ -275,7 +321,8 @@ _MADE_BY = "hetjax.nnx_metrics(model, …) and hetjax.linen_metrics(…) make on
 
 def _check_function(metrics_fn: Any, *arguments: str) -> None:
     """Refuses what cannot be called with these arguments."""
-    if not callable(metrics_fn) or not parts.takes(metrics_fn, len(arguments)):
+    names = named_lib.asked(metrics_fn, len(arguments)) if callable(metrics_fn) else ()
+    if not callable(metrics_fn) or not parts.takes(metrics_fn, len(arguments), *names):
         raise ValueError(
             f"metrics_fn is {parts.shown(metrics_fn)}; it must be a function "
             f"({', '.join(arguments)}) -> {{name: f32[B]}}: {_MADE_BY}"

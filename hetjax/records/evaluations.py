@@ -107,6 +107,7 @@ class Evaluations:
         metrics_fn: as of `evaluate.evaluate`; None: the loss.
         sets: from `sets_of`.
         params: of the form that is evaluated.
+        named: what the metrics may ask for, before the first round.
         progress: say what takes long.
     """
 
@@ -116,6 +117,7 @@ class Evaluations:
         metrics_fn: evaluate.MetricsFn | None,
         sets: Mapping[str, Any],
         params: types.PyTree,
+        named: types.Named,
         *,
         progress: bool,
     ) -> None:
@@ -132,6 +134,7 @@ class Evaluations:
                     source,
                     params,
                     setup.where.own_device,
+                    named=named,
                     on_batch=lambda: setup.company.beacons.at("evaluating"),
                     num_readers=config.data.readers,
                     progress=progress,
@@ -160,12 +163,18 @@ class Evaluations:
         }
 
     def __call__(
-        self, params: types.PyTree, *, after: str, average: types.PyTree = None
+        self,
+        params: types.PyTree,
+        values: types.PyTree,
+        *,
+        after: str,
+        average: types.PyTree = None,
     ) -> dict[str, float]:
         """`{set_metric: mean over the set}`.
 
         Args:
             params: without worker axis.
+            values: that metrics may ask for, now.
             after: what was done before, such as 'round 3', for what is told.
             average: of the parameters, in the same form; its metrics are `set_ema_metric`. None:
                 there is none.
@@ -177,7 +186,7 @@ class Evaluations:
                 f"{set_name}_{prefix}{name}": value
                 for set_name, evaluator in self._of_sets.items()
                 for prefix, model in models
-                for name, value in evaluator(model).items()
+                for name, value in evaluator(model, values).items()
             }
         odd = [f"{name} {value}" for name, value in found.items() if not np.isfinite(value)]
         if odd and not self._has_told:

@@ -76,7 +76,15 @@ class FitResult(SavedRun):
     """What `fit` returns."""
 
     state: types.TrainState
-    """Of all workers, leaves `[num_workers, ...]`; `fit(..., init_state=…)` goes on from it."""
+    """Of all workers, leaves `[num_workers, ...]`; `fit(..., init_state=…)` goes on from it. Row 0
+    is `jax.tree.map(lambda leaf: leaf[0], result.state)`."""
+    learned: dict[str, Any] = dataclasses.field(default_factory=dict, kw_only=True)
+    """What the quota policy knows; `fit(..., init_state=result)` goes on with it."""
+
+
+def train_of(given: Any) -> Any:
+    """The training state of a result; a state as it is."""
+    return given.state if isinstance(given, FitResult) else given
 
 
 def load(

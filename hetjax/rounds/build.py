@@ -17,6 +17,7 @@ from hetjax.data import feeding
 from hetjax.inputs import order, refusals, replay, rule_identity
 from hetjax.local import clocks, embeddings, gradients, rules
 from hetjax.losses import loss as losses_lib
+from hetjax.losses import named as named_lib
 from hetjax.losses import stateful
 from hetjax.processes import beacons as beacons_lib
 from hetjax.processes import gathering, solutions, ways
@@ -70,6 +71,7 @@ def build(
 
     first, keys = feeding.first_examples(config, source, per_example_rng=per_example_rng)
     model_state = _state_of(loss_fn, chosen.reducer)
+    beside = named_lib.beside_of(loss_fn)
     tried = _try(config, chosen, loss_fn, params, optimizer, first, keys, rule, leads=where.leads)
     rule, observer = tried.rule, tried.observer
 
@@ -96,8 +98,11 @@ def build(
         methods=methods,
         clock=clock,
         company=company,
-        model=types.Model(params, model_state),
+        model=types.Model(params, model_state, beside.named),
         begins=begins,
+        values=beside.values,
+        rounds_an_epoch=stream.examples_per_epoch / programs.nominal_examples(config),
+        frozen=mesh_lib.place_once(beside.frozen, where.mesh),
     )
     begun = state.make_train_state(
         params,
@@ -105,6 +110,7 @@ def build(
         observer=observer,
         rule=rule,
         model_state=model_state,
+        values=beside.named.values,
         num_workers=where.num_rows,
         averages=config.ema > 0,
         memory_rows=setup_lib.memory_rows(config, observer),
@@ -122,6 +128,7 @@ def build(
         company,
         _programs(maker, rule, observer, optimizer, more_rules, tried.passes),
         begun,
+        beside,
         notes=tuple(getattr(source, "notes", ())),
         looks_at=(source, first) if tried.looks else None,
     )
@@ -273,7 +280,7 @@ def _last_of_pass(
     Raises:
         ValueError: padding would be part of what the model's state is made of.
     """
-    is_told = isinstance(loss_fn, stateful.StatefulLoss) and loss_fn.takes_mask
+    is_told = getattr(loss_fn, "takes_mask", False)
     if config.data.last == "auto":
         is_apart = config.loss_over == "example" or losses_lib.is_apart(loss_fn)
         return "pad" if is_told or (is_apart and not changes_state) else "fill"

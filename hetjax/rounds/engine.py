@@ -290,7 +290,7 @@ class Engine:
         """
         taken, work, asked = self.compute(plan, *begun, **options)
         with self.waiting:
-            sums = plan.programs.sync.call(*taken, given)
+            sums = plan.programs.sync.call(*taken, plan.programs.handed(given))
         return Executed(plan, work(), sums._replace(metrics=taken[-1] or sums.metrics), asked)
 
     def compute(
@@ -325,7 +325,7 @@ class Engine:
         if setup.new_pass is not None and begins.any():
             memory, carried = setup.new_pass(kept.memory, carried, begins)
             kept = kept._replace(memory=memory)
-        shared = types.Shared(point, plan.given, model_state=kept.model_state)
+        shared = own.handed(plan.given).to(point, kept)
         plan.rounds.generations.newest = plan.rounds.generation + 1
 
         def once_begun() -> None:

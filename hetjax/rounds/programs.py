@@ -16,6 +16,7 @@ from hetjax import parts as parts_lib
 from hetjax.config import experiment as config_lib
 from hetjax.local import clocks, fused, jitted, rules, stepped
 from hetjax.local.virtual import Virtual
+from hetjax.losses import named as named_lib
 from hetjax.processes import board as board_lib
 from hetjax.processes import meeting as meeting_lib
 from hetjax.rounds import setup as setup_lib
@@ -33,6 +34,9 @@ class Maker:
     company: setup_lib.Company
     model: types.Model  # before the first round, without worker axis
     begins: starting.Starting
+    values: named_lib.Values | None
+    rounds_an_epoch: float
+    frozen: types.PyTree  # on the devices
 
     def make(
         self,
@@ -66,12 +70,18 @@ class Maker:
         # the workers there, and XLA would round in another way.
         late = packed and mesh is not None and optimizer is not None and one_pass
         late = late and self.methods.reducer.mixing is None
+        first = debugging.compiled(jax.jit(begin, out_shardings=of_rows))
+
+        def handed(given: types.PyTree) -> types.Shared:
+            return types.Shared((), given, named=types.Named(self.frozen))
+
         return setup_lib.Programs(
             kind=kind,
             rule=rule,
             updates=optimizer is not None,
             local=_make_local(self, steps, signed=observer is not None, finishes=not late),
-            begin=debugging.compiled(jax.jit(begin, out_shardings=of_rows)),
+            begin=lambda params, kept, given=(): first(params, kept, handed(given)),
+            handed=handed,
             sync=_make_sync(self, steps, observer, optimizer, sums, finishes=late),
             sums=sums,
             steps=steps,
@@ -146,8 +156,10 @@ def _make_sync(
         weighting=weighting(config, gossips=reducer.mixing is not None),
         totals=sums.totals,
         finishes=finishes,
-        stop_on_nonfinite=config.nonfinite == "stop",
+        nonfinite=config.nonfinite,
         ema=config.ema,
+        values=common.values,
+        rounds_an_epoch=common.rounds_an_epoch,
     )
     options: dict[str, Any] = {}
     if where.mesh is not None and len(where.own) < where.mesh.size:

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from hetjax import mesh as mesh_lib
 from hetjax import trees, types
 from hetjax.inputs import extra_arguments
+from hetjax.losses import named as named_lib
 from hetjax.losses import weighting as weighting_lib
 from hetjax.ordering import ordering
 from hetjax.topology import reducers
@@ -110,8 +111,10 @@ class How(NamedTuple):
     `shared_sums`."""
 
     optimizer: extra_arguments.Asked | None  # None: a round without update
-    stop_on_nonfinite: bool  # such a round leaves the state as it was
+    nonfinite: str  # what is left out where a microbatch was not finite: see `make_sync`
     ema: float  # decay of the average; 0: there is none
+    values: named_lib.Values | None  # what losses are given as such; None: nothing
+    rounds_an_epoch: float  # nominal ones
 
 
 def reduce(

@@ -145,8 +145,13 @@ class Report:
         step = self._step_norms
         mine = jax.tree.map(lambda leaf: np.asarray(leaf.addressable_shards[0].data)[0], step)
         found = packing.unpack(mine)
-        numbers = {name: float(x) for name, x in found._asdict().items()} if found else {}
-        return {name: x for name, x in numbers.items() if not math.isnan(x)}
+        if not found:
+            return {}
+        values = {name: float(x) for name, x in found.values.items()}
+        numbers = {"left_out": float(found.left_out or 0)}
+        numbers |= {name: float(x) for name, x in zip(found._fields[:3], found, strict=False)}
+        numbers = {name: x for name, x in numbers.items() if not math.isnan(x)}
+        return numbers | ({"values": values} if values else {})
 
     def read(self) -> types.RoundReport:
         """All of it on the host; waits for it.
@@ -190,7 +195,7 @@ class Report:
         way = "Make that finite" if is_given else "Lower the learning rate or clip gradients"
         is_one_sum = self._setup.programs.embedding is not None  # over the examples of all workers
         if self._plan.programs.updates and not is_one_sum:  # else others go on from the sum
-            way += ", or set nonfinite='skip'"
+            way += ", or set nonfinite='skip' or 'skip_update'"
         index = plan.local.round_index
         raise NonFiniteError(
             f"round {index}: the loss or a gradient of worker {worker}'s microbatch {position} is "
@@ -221,19 +226,20 @@ class Report:
         setup, plan, state = self._setup, self._plan, self._state_of(self)
         if not isinstance(state, types.TrainState):
             return ""
-        own, of_worker = setup.where.own.index(worker), (state.params, state.worker)
-        if setup.where.mesh is None:
-            row = mesh_lib.rows_on((*of_worker, state.model_state), setup.where.devices)[own]
-        else:
-            row = mesh_lib.worker_rows((*of_worker, state.model_state))[own]
-        params, kept, model_state = jax.tree.map(lambda leaf: leaf[0], row)
+        own, devices = setup.where.own.index(worker), setup.where.devices
+        of_worker = state.params, state.kept._replace(memory=())
+        is_one = setup.where.mesh is None
+        found = mesh_lib.rows_on(of_worker, devices) if is_one else mesh_lib.worker_rows(of_worker)
+        params, kept = jax.tree.map(lambda leaf: leaf[0], found[own])
+        handed = plan.programs.handed(plan.given)
+        (named,) = mesh_lib.copies(handed.named, [devices[worker]])
         pass_index = int(plan.local.assigned.passes[worker])
         return nonfinite.cause(
             plan.programs.rule,
             lambda ids: setup.feed.load(worker, ids, pass_index),
             rows,
-            shared=types.Shared(params, plan.given, model_state=model_state),
-            kept=kept,
+            shared=handed._replace(named=named).to(params, kept),
+            kept=kept.worker,
             rng=jax.random.fold_in(setup.rng, pass_index),
         )
 
@@ -281,6 +287,9 @@ class Report:
         longest = max(work.local_secs, float(busy_secs.max()))  # as `summary.longest_secs`
         waiting = (longest - busy_secs)[present]
         methods = self._setup.methods
+        step = self._step()
+        left_out = bool(step.pop("left_out", 0))
+        counted = 0 if left_out else int(metrics.example_count.sum())
         copies = methods.reducer.copies_sent(plan.active)
         if plan.signed and methods.observer is not None:
             copies += methods.observer.copies_sent
@@ -289,7 +298,7 @@ class Report:
             epoch=self._epoch,
             examples=self._examples,
             examples_processed=self._examples_processed,
-            skipped_examples=self._examples - int(metrics.example_count.sum()),
+            skipped_examples=self._examples - counted,
             loss=float(loss_sum / weight_sum) if weight_sum > 0 else float("nan"),
             quotas=plan.quotas.tolist(),
             microbatches_done=work.microbatches_done.tolist(),
@@ -306,7 +315,7 @@ class Report:
             host_secs=work.host_secs.tolist() if work.host_secs.any() else None,
             exchange_secs=self._exchange_secs,
             metrics=losses_lib.means(metrics.metric_sums) or None,
-            **self._step(),
+            **step,
             weight_sum=self.divisor if self._examples and self.divisor <= 0 else None,
             bytes_sent=round(copies * self._setup.copy_bytes),
         )

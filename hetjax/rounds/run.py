@@ -19,9 +19,10 @@ from hetjax.data import stream
 from hetjax.inputs import refusals as inputs
 from hetjax.local import packing
 from hetjax.losses import loss as losses_lib
+from hetjax.losses import named as named_lib
 from hetjax.losses import stateful
 from hetjax.processes import gathering
-from hetjax.rounds import engine, judged, resume, round_report, run_state, warm_up
+from hetjax.rounds import engine, judged, learned, resume, round_report, run_state, warm_up
 from hetjax.rounds import setup as setup_lib
 from hetjax.rounds import state as state_lib
 from hetjax.rounds.run_state import Executed, Plan, RoundsState, RunState
@@ -34,7 +35,7 @@ class Run(engine.Engine):
         loss_fn, params, source: as for `fit`.
         optimizer: as for `fit`; None: rounds without an update, whose mean contribution is in
             the report.
-        model_state, state_reduce: as for `fit`.
+        model_state, state_reduce, frozen, values: as for `fit`.
         **options: of `Engine`: `workers`, `per_example_rng`; `rule`, and `rules` of further kinds
             of rounds, without update; `config`, a checked configuration, or its fields, groups as
             dicts, parts as objects, names or dicts; `solved` (`restore`), `begins`, `beside`.
@@ -68,10 +69,16 @@ class Run(engine.Engine):
         *,
         model_state: types.PyTree | None = None,
         state_reduce: Mapping[str, str] | None = None,
+        frozen: types.PyTree | None = None,
+        values: Any = None,
         **options: Any,
     ) -> None:
         loss_fn = stateful.of(loss_fn, model_state, state_reduce)
+        others = [(options.get("rule"), 0)]
+        loss_fn = named_lib.of(loss_fn, frozen, values, caller="Run", others=others)
         inputs.check(loss_fn, params)
+        if optimizer is None and named_lib.beside_of(loss_fn).values is not None:
+            raise ValueError("Run: values= with optimizer=None: no update changes them")
         ema = options.get("ema") or getattr(options.get("config"), "ema", 0)
         if optimizer is not None:
             optimizer = inputs.check_optimizer(optimizer, params)
@@ -83,12 +90,13 @@ class Run(engine.Engine):
             messages.say(text)
 
     @jax.transfer_guard("allow")
-    def init(self, given: types.PyTree = (), *, train: types.TrainState | None = None) -> RunState:
+    def init(self, given: types.PyTree = (), *, train: Any = None) -> RunState:
         """The state before the first round; the first call compiles and warms up.
 
         Args:
             given: of the shapes that `round` will be given, where the rule asks for values.
-            train: another run's parameters, optimiser's state and progress, to begin with.
+            train: another run's parameters, optimiser's state and progress, to begin with; or its
+                result, whose quotas go on, too.
 
         Returns:
             The state, on the devices.
@@ -96,9 +104,11 @@ class Run(engine.Engine):
         Raises:
             ValueError: `train` is none, or of another model or optimiser.
         """
-        setup = self.setup
+        setup, rounds = self.setup, self.begin()
+        if (known := getattr(train, "learned", None)) is not None:
+            rounds, train = learned.into(rounds, known, setup), train.state
         begun = setup.begun if train is None else resume.from_train(train, setup)
-        state = RunState(begun, (), setup.methods.observer is not None, self.begin())
+        state = RunState(begun, (), setup.methods.observer is not None, rounds)
         if setup_lib.MAIN not in self.warm:
             with self.begins.stage("compiling"):
                 state = warm_up.of_run(self, self._execute, state, setup_lib.MAIN, given)
@@ -196,6 +206,15 @@ class Run(engine.Engine):
         """
         return self._one(state.train.model_state)
 
+    def named(self, train: types.TrainState) -> types.Named:
+        """What losses and metrics may ask for by name, on this process's first device.
+
+        With a reducer that gossips `values` are the mean of the replicas'. All processes call it.
+        """
+        handed, where = self.setup.programs.main.handed(()), self.setup.where
+        (frozen,) = mesh_lib.copies(handed.named.frozen, [where.own_device])
+        return types.Named(frozen, self._one(train.values) if jax.tree.leaves(train.values) else ())
+
     def _one(self, rows: types.PyTree) -> types.PyTree:
         """One copy on this process's first device of rows, or their mean where they differ."""
         if self.setup.methods.reducer.keeps_replicas_equal or not jax.tree.leaves(rows):
@@ -281,7 +300,7 @@ class Run(engine.Engine):
         with self.together():
             now, first = plan, None  # what the last pass is to do; what another did before it
             if self.setup.programs.embedding is not None and own.kind == setup_lib.MAIN:
-                now, first = self._first_pass(train.params, plan, **options)
+                now, first = self._first_pass(train, plan, **options)
                 options = {**options, "meanwhile": None}
             if not own.updates:
                 executed = self._added_up(train, now, **options)
@@ -299,7 +318,8 @@ class Run(engine.Engine):
     def _added_up(self, train: types.TrainState, plan: Plan, **options: Any) -> Executed:
         """A round without update; what the main kind keeps goes into the state."""
         is_main = plan.programs.kind == setup_lib.MAIN
-        kept = train.kept if is_main else types.Kept(model_state=train.model_state)
+        kept = train.kept
+        kept = kept if is_main else kept._replace(memory=(), worker=())
         executed = self.add_up(plan, train.params, kept, **options)
         if is_main:
             train = train._replace(**executed.sums.state._asdict())
@@ -313,7 +333,7 @@ class Run(engine.Engine):
         return RunState(sums.state, sums.carried, executed.plan.signed, rounds)
 
     def _first_pass(
-        self, params: types.PyTree, plan: Plan, **options: Any
+        self, train: types.TrainState, plan: Plan, **options: Any
     ) -> tuple[Plan, types.Work]:
         """The first pass of a round of a loss over all of its examples. A gate may close it.
 
@@ -330,7 +350,7 @@ class Run(engine.Engine):
         (passes, own), assigned = self.setup.programs.embedding, plan.local.assigned
         ids = assigned.example_ids
         of_first = plan._replace(programs=own, given=passes.first_ids(ids))
-        found = self.add_up(of_first, params, types.Kept(), **options)
+        found = self.add_up(of_first, train.params, types.Kept(values=train.values), **options)
         limits = found.work.microbatches_done
         done = np.full_like(ids, -1)
         for start, count in zip(assigned.starts, limits, strict=False):
@@ -338,7 +358,8 @@ class Run(engine.Engine):
         counted = packing.unpack(jax.device_get(found.sums.metrics))
         is_finite = bool(np.all(counted.nonfinite_microbatch < 0))
         with debugging.eager(self.config.debug):
-            handed = passes.handed(params, found.sums.mean, done, is_finite=is_finite)
+            found_in = train.params, found.sums.mean, done, self.named(train)
+            handed = passes.handed(*found_in, is_finite=is_finite)
         self.clock.closes()
         local = plan.local._replace(limits=limits, may_close=False)
         return plan._replace(given=handed, local=local, closing=None), found.work

@@ -21,6 +21,7 @@ from hetjax.data import stream as stream_lib
 from hetjax.inputs import replay
 from hetjax.local import clocks, embeddings, fused, jitted, rules, stepped, virtual
 from hetjax.losses import loss as losses_lib
+from hetjax.losses import named as named_lib
 from hetjax.losses import stateful
 from hetjax.processes import beacons as beacons_lib
 from hetjax.processes import gathering, solutions
@@ -70,6 +71,9 @@ class Programs(NamedTuple):
     updates: bool  # the parameters, by what is added up
     local: stepped.Stepped | fused.Fused | virtual.Virtual
     begin: Callable  # (params, kept, given=()) -> carried
+    handed: Callable[
+        [types.PyTree], types.Shared
+    ]  # of what a round is given, without a worker's own
     sync: jitted.InPlace
     sums: meeting_lib.Sums
     steps: rules.LocalSteps
@@ -126,6 +130,7 @@ class Setup:
     company: Company
     programs: Kinds
     begun: types.TrainState  # before the first round
+    beside: named_lib.Beside  # what the loss is given by name
     notes: tuple[str, ...]  # of the source, for the report
     looks_at: Any  # (source, first examples), to see whether examples are apart; None: they are
 
@@ -133,6 +138,11 @@ class Setup:
     def is_stateful(self) -> bool:
         """Whether the model keeps state beside its parameters."""
         return isinstance(self.loss_fn, stateful.StatefulLoss)
+
+    @property
+    def rounds_an_epoch(self) -> float:
+        """Nominal ones."""
+        return self.stream.examples_per_epoch / (self.config.budget * self.config.microbatch_size)
 
     @functools.cached_property
     def rng(self) -> jax.Array:

@@ -13,6 +13,7 @@ from jax.sharding import Mesh
 from hetjax import debugging, trees, types
 from hetjax import mesh as mesh_lib
 from hetjax.local import rules
+from hetjax.losses import named as named_lib
 from hetjax.ordering import ordering
 from hetjax.processes import waits
 
@@ -27,6 +28,7 @@ def make_train_state(
     observer: ordering.Observer | None = None,
     rule: rules.LocalRule | None = None,
     model_state: types.PyTree = (),
+    values: types.PyTree = (),
     averages: bool = False,
     memory_rows: int = 0,
 ) -> types.TrainState:
@@ -40,6 +42,7 @@ def make_train_state(
         observer: the ordering's device part, if it needs evidence.
         rule: the local rule, if it keeps something from round to round.
         model_state: of the model, without worker axis; () where it keeps none.
+        values: what losses are given as `values`, without worker axis.
         averages: whether an average of both is kept.
         memory_rows: of the observer's memory; 1 where all workers share it, 0: W.
     """
@@ -52,6 +55,7 @@ def make_train_state(
         model_state=model_state,
         average=begun_average(params, model_state) if averages else (),
         progress_rest=np.zeros((), np.float32),
+        values=values,
     )
     memory = () if observer is None else observer.init(params)
     rows = mesh_lib.add_worker_axis(row, num_workers)
@@ -62,6 +66,17 @@ def make_train_state(
 def begun_average(params: types.PyTree, model_state: types.PyTree) -> types.Model:
     """The average before the first round: what it is of, floating point in float32 or wider."""
     return jax.tree.map(wide, types.Model(params, model_state))
+
+
+def begun_values(
+    values: named_lib.Values | None, progress_rounds: Any, rounds_an_epoch: float
+) -> types.PyTree:
+    """What losses are given as `values` where a run begins or goes on without those before."""
+    if values is None or not values.of_progress:
+        return () if values is None else values.begun
+    progress = np.float32(np.ravel(progress_rounds)[0] / rounds_an_epoch)
+    at = jax.jit(lambda progress: values.update((), (), progress, {}))
+    return jax.device_get(at(progress))
 
 
 def wide(leaf: Any) -> Any:

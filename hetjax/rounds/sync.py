@@ -17,6 +17,7 @@ from hetjax import mesh as mesh_lib
 from hetjax import parts, trees, types
 from hetjax.inputs import extra_arguments
 from hetjax.local import packing, rules
+from hetjax.losses import named as named_lib
 from hetjax.losses import weighting as weighting_lib
 from hetjax.ordering import ordering
 from hetjax.rounds import reduce as reduce_lib
@@ -48,10 +49,12 @@ def make_sync(
     mesh: Mesh | None = None,
     observer: ordering.Observer | None = None,
     weighting: str = "example",
-    stop_on_nonfinite: bool = True,
+    nonfinite: str = "stop",
     totals: Callable | None = None,
     finishes: bool = False,
     ema: float = 0.0,
+    values: named_lib.Values | None = None,
+    rounds_an_epoch: float = 1.0,
 ) -> SyncFn:
     """Builds the sync phase: what the workers contributed becomes a new state.
 
@@ -66,19 +69,22 @@ def make_sync(
         mesh: the worker mesh for the collective form; None for the array form, on one device.
         observer: the ordering's device part, if it needs evidence.
         weighting: one of `weighting.WEIGHTINGS`: what is minimised.
-        stop_on_nonfinite: leave the state as it was where any microbatch was not finite.
+        nonfinite: what is done where a microbatch was not finite: 'stop' leaves the state as it
+            was, 'skip' the microbatch out, 'skip_update' the update.
         totals: of `meeting.Sums`, where the sums have met before; in the collective form alone.
         finishes: it is given what the workers carry, and finishes it; in the collective form alone.
         ema: decay of the average of parameters and model's state; 0: there is none.
+        values: how what losses are given as `values` goes on.
+        rounds_an_epoch: nominal rounds; the unit of their progress.
 
     Returns:
-        A pure function `(state, contributed, shares, active, metrics=(), given=()) ->
+        A pure function `(state, contributed, shares, active, metrics=(), handed=Shared(())) ->
         Synchronised`; `state` is a `TrainState`, or without an optimiser what workers have `Kept`;
         leaves of the first two are `[W, ...]`; `shares` is
         f32[W], each shard's share of the examples; `active` says which exchanges of a reducer
         that gossips are, bool[M], and is () for others; `metrics` are those of all workers,
-        where the caller knows them; `given` are the values that this
-        round and the next one hand out.
+        where the caller knows them; `handed` is what this round and the next one hand
+        out to all workers alike.
     """
     parts.choice(*weighting_lib.WEIGHTINGS).check("weighting", weighting)
     made_for = None if observer is None else observer.sizes
@@ -89,7 +95,7 @@ def make_sync(
         )
     asked = None if optimizer is None else extra_arguments.with_extra_arguments(optimizer)
     of_sums = reducer, num_workers, nominal_examples, weighting, totals
-    how = reduce_lib.How(*of_sums, asked, stop_on_nonfinite, ema)
+    how = reduce_lib.How(*of_sums, asked, nonfinite, ema, values, rounds_an_epoch)
 
     def body(
         form: reduce_lib.Form,
@@ -99,7 +105,7 @@ def make_sync(
         shares: jax.Array,
         active: types.Exchanges,
         metrics: types.SyncMetrics | tuple[()],
-        given: types.PyTree,
+        handed: types.Shared,
     ) -> Synchronised:
         reduced, metrics, is_empty = reduce_lib.reduce(how, form, contributed, shares, metrics)
         with jax.named_scope("coordinate_order"):
@@ -110,7 +116,7 @@ def make_sync(
             left, mean, own = update_lib.mean(how, form, state, *rest, active=active)
             return Synchronised(left, (), metrics, flips, mean, own)
         state, step = update_lib.update(how, form, state, *rest, active=active)
-        carried = begin(state.params, state.kept, given)
+        carried = begin(state.params, state.kept, handed)
         return Synchronised(state, carried, metrics, flips, step=step)
 
     if mesh is None:
@@ -123,14 +129,19 @@ def _on_mesh(body: SyncFn, mesh: Mesh, finish: Callable | None) -> SyncFn:
     """The collective form: the body on each device, for the one row that is there."""
 
     def synchronise(
-        state: Any, contributed: Any, shares: Any, active: types.Exchanges, metrics: Any, given: Any
+        state: Any,
+        contributed: Any,
+        shares: Any,
+        active: types.Exchanges,
+        metrics: Any,
+        handed: types.Shared,
     ) -> Synchronised:
         own, opened = trees.first_row((state, packing.unpack(contributed)))
         if finish is not None:
-            shared = types.Shared(own.params, given, model_state=own.model_state)
+            shared = handed.to(own.params, own.kept)
             # Apart from the rest, so that XLA rounds as in a program of its own.
             opened = jax.lax.optimization_barrier(finish(shared, opened))
-        done = body(own, opened, shares, active, metrics, given)
+        done = body(own, opened, shares, active, metrics, handed)
         of_rows = done.state, done.carried, done.flips, done.mean, done.own, done.step
         state, carried, flips, mean, own, step = trees.add_row_axis(of_rows)
         carried = packing.pack_like(contributed, carried)
@@ -150,9 +161,8 @@ def _on_mesh(body: SyncFn, mesh: Mesh, finish: Callable | None) -> SyncFn:
 
 
 def _begin_row(steps: rules.LocalSteps) -> Callable:
-    def begin(params: types.PyTree, kept: types.Kept, given: types.PyTree) -> types.Carried:
-        shared = types.Shared(params, given, model_state=kept.model_state)
-        return steps.begin(shared, kept.worker, kept.memory)
+    def begin(params: types.PyTree, kept: types.Kept, handed: types.Shared) -> types.Carried:
+        return steps.begin(handed.to(params, kept), kept.worker, kept.memory)
 
     return begin
 
@@ -162,29 +172,30 @@ def _begin_rows(steps: rules.LocalSteps) -> Callable:
     is one row, too."""
     begin = _begin_row(steps)
 
-    def begin_all(params: types.PyTree, kept: types.Kept, given: types.PyTree) -> types.Carried:
+    def begin_all(params: types.PyTree, kept: types.Kept, handed: types.Shared) -> types.Carried:
         if not trees.is_shared_row(kept.memory, params):
-            return jax.vmap(begin, (0, 0, None))(params, kept, given)
+            return jax.vmap(begin, (0, 0, None))(params, kept, handed)
         kept = kept._replace(memory=trees.first_row(kept.memory))
         shared: Any = types.Carried(0, 0, None, 0)  # type: ignore[arg-type]
-        begun = jax.vmap(begin, (0, types.Kept(None, 0, 0), None), shared)(params, kept, given)
+        axes = 0, types.Kept(None, 0, 0, 0), None
+        begun = jax.vmap(begin, axes, shared)(params, kept, handed)
         return begun._replace(evidence=trees.add_row_axis(begun.evidence))
 
     return begin_all
 
 
 def make_begin(steps: rules.LocalSteps, mesh: Mesh | None, *, packed: bool = False) -> Callable:
-    """`(params, kept, given) -> carried`: what the workers begin with; leaves `[W, ...]`.
+    """`(params, kept, handed) -> carried`: what the workers begin with; leaves `[W, ...]`.
 
-    For the first round, and wherever the state or what is given is not what the synchronisation
-    before knew. `packed`: as `Packed`, as everything is from then on that is made of it.
+    For the first round, and wherever the state or what is handed out is not what the
+    synchronisation before knew. `packed`: as `Packed`, as all is from then on that is made of it.
     """
     if mesh is None:
         return _begin_rows(steps)
     begin = _begin_row(steps)
 
-    def body(params: types.PyTree, kept: types.Kept, given: types.PyTree) -> types.PyTree:
-        carried = trees.add_row_axis(begin(*trees.first_row((params, kept)), given))
+    def body(params: types.PyTree, kept: types.Kept, handed: types.Shared) -> types.PyTree:
+        carried = trees.add_row_axis(begin(*trees.first_row((params, kept)), handed))
         return packing.pack(carried) if packed else carried
 
     rows = P(mesh_lib.WORKER_AXIS)

@@ -1,6 +1,7 @@
 """The last step of a synchronisation: each worker's update from what was reduced."""
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -59,7 +60,11 @@ def update(
         if mixing is not None and not first:
             params, model_state = mix(new.params, new.model_state)
             new = new._replace(params=params, model_state=model_state)
-        changes = ~_is_blocked(how, metrics, is_empty)
+        is_odd, left_out = _nonfinite(metrics), ()
+        if how.nonfinite == "skip_update":
+            finite = form.each(_is_finite, (0, 0), None)(reduced, state.params)
+            left_out = is_odd = is_odd | ~finite
+        changes = ~(is_empty | (is_odd if how.nonfinite != "skip" else False))
         final = trees.select(changes, new, state)
         final = final._replace(memory=trees.select(changes, *memories))
         if how.ema:
@@ -67,10 +72,15 @@ def update(
             model = jax.lax.optimization_barrier(types.Model(point, final.model_state))
             average = jax.tree.map(functools.partial(_averaged, how.ema), state.average, model)
             final = final._replace(average=trees.select(changes, average, state.average))
+        if how.values is not None:
+            goes_on = ~is_odd & ~is_empty if how.nonfinite == "stop" else is_odd | ~is_empty
+            after = functools.partial(_values_after, how, metrics, ~is_odd)
+            values = form.each(after)(state.values, final.params, final.progress_rounds)
+            final = final._replace(values=trees.select(goes_on, values, state.values))
         if mixing is None:  # read where they lie: nothing more is written
             updated = final.params
-        own = functools.partial(_step, gossips=mixing is not None)
-        return final, form.each(own)(base[0], updated, reduced, new.opt_state)
+        own = functools.partial(_step, gossips=mixing is not None, left_out=left_out)
+        return final, form.each(own)(base[0], updated, reduced, new.opt_state, state.values)
 
 
 def mean(
@@ -91,8 +101,8 @@ def mean(
         if how.reducer.mixing is not None:
             with jax.named_scope("mix"):
                 found, model_state = form.mix((found, model_state), active)
-        blocked = _is_blocked(how, metrics, is_empty)
-        kept = kept._replace(model_state=model_state)
+        blocked = is_empty | (_nonfinite(metrics) if how.nonfinite != "skip" else False)
+        kept = kept._replace(model_state=model_state, values=before.values)
         return trees.select(~blocked, kept, before), found, own
 
 
@@ -100,10 +110,40 @@ def _changed(model_state: types.PyTree, reduced: Reduced) -> types.PyTree:
     return stateful.changed(model_state, reduced.state_change, reduced.num_examples)
 
 
-def _is_blocked(how: How, metrics: types.SyncMetrics, is_empty: jax.Array) -> jax.Array:
-    """Whether all stays as it was."""
-    nonfinite = jnp.any(metrics.nonfinite_microbatch >= 0)
-    return is_empty | (nonfinite if how.stop_on_nonfinite else False)
+def _nonfinite(metrics: types.SyncMetrics) -> jax.Array:
+    """Whether any microbatch was not finite."""
+    return jnp.any(metrics.nonfinite_microbatch >= 0)
+
+
+def _is_finite(reduced: Reduced, params: types.PyTree) -> jax.Array:
+    """Whether the gradients of all workers are, in the types of the parameters."""
+    finite = trees.all_finite(_gradients(reduced, params))
+    return jax.lax.pmin(finite.astype(jnp.int32), _AXIS) > 0
+
+
+def _gradients(reduced: Reduced, params: types.PyTree) -> types.PyTree:
+    scale = _scale(reduced)
+    return jax.tree.map(lambda g, p: (g * scale).astype(p.dtype), reduced.sums, params)
+
+
+def _mean_loss(metrics: types.SyncMetrics) -> jax.Array:
+    return metrics.loss_sum / jnp.where(metrics.weight_sum > 0, metrics.weight_sum, 1)
+
+
+def _values_after(
+    how: How,
+    metrics: types.SyncMetrics,
+    finite: jax.Array,
+    values: types.PyTree,
+    params: types.PyTree,
+    progress_rounds: jax.Array,
+) -> types.PyTree:
+    """What losses are given as `values` in the next round, of one worker."""
+    assert how.values is not None
+    sums = {name: total / weight for name, (total, weight) in dict(metrics.metric_sums).items()}
+    told = {"loss": _mean_loss(metrics), "finite": finite, **sums}
+    params = jax.lax.optimization_barrier(params)
+    return how.values.update(values, params, progress_rounds / how.rounds_an_epoch, told)
 
 
 def _scale(reduced: Reduced) -> jax.Array:
@@ -133,11 +173,9 @@ def _update_worker(
     """
     assert how.optimizer is not None
     base_params, base_state = base
-    scale = _scale(reduced)
-    grads = jax.tree.map(lambda g, p: (g * scale).astype(p.dtype), reduced.sums, state.params)
-    value = metrics.loss_sum / jnp.where(metrics.weight_sum > 0, metrics.weight_sum, 1)
+    grads = _gradients(reduced, state.params)
     given, progress = (grads, state.opt_state, state.params), state.progress_rounds
-    grads, extra = how.optimizer.arguments(*given, value=value, progress=progress)
+    grads, extra = how.optimizer.arguments(*given, value=_mean_loss(metrics), progress=progress)
     updates, opt_state = how.optimizer.plain.update(grads, *given[1:], **extra)
     params = optax.apply_updates(base_params, updates)
     if how.reducer.mixing is not None:
@@ -149,7 +187,7 @@ def _update_worker(
     progress = state.progress_rounds + step
     rest = (progress - state.progress_rounds) - step
     model_state = _changed(base_state, reduced)
-    more = model_state, state.average, rest
+    more = model_state, state.average, rest, state.values
     return types.TrainState(params, kept.memory, opt_state, kept.worker, progress, *more)
 
 
@@ -165,20 +203,28 @@ def _step(
     updated: types.PyTree,
     reduced: Reduced,
     opt_state: types.PyTree,
+    values: types.PyTree,
     *,
     gossips: bool,
+    left_out: Any,
 ) -> types.UpdateSize:
     """How far one worker's update went; with gossip the mean over the workers that updated."""
     updated = jax.lax.optimization_barrier(updated)  # or the update is computed a second time
     grad_norm = _scale(reduced) * _norm(reduced.sums)
     moved = jax.tree.map(lambda a, b: trees.wide(a) - trees.wide(b), updated, base)
-    step = types.UpdateSize(grad_norm, _norm(moved), _learning_rate(opt_state))
+    numbers = {
+        stateful.path_of(path) or "value": leaf.astype(jnp.float32)
+        for path, leaf in jax.tree.leaves_with_path(values)
+        if not leaf.ndim
+    }
+    step = types.UpdateSize(grad_norm, _norm(moved), _learning_rate(opt_state), numbers)
     if not gossips:
-        return step
+        return step._replace(left_out=left_out)
     did = reduced.weight > 0
     num = jax.lax.psum(did.astype(jnp.float32), _AXIS)
     total = jax.lax.psum(trees.select(did, step, jax.tree.map(jnp.zeros_like, step)), _AXIS)
-    return jax.tree.map(lambda x: x / jnp.maximum(num, 1).astype(x.dtype), total)
+    step = jax.tree.map(lambda x: x / jnp.maximum(num, 1).astype(x.dtype), total)
+    return step._replace(left_out=left_out)
 
 
 def _norm(tree: types.PyTree) -> jax.Array:

@@ -18,6 +18,7 @@ from hetjax.inputs import refusals as inputs
 from hetjax.local import rules
 from hetjax.losses import batch_loss, stateful
 from hetjax.losses import loss as losses_lib
+from hetjax.losses import named as named_lib
 from hetjax.records import evaluate as evaluate_lib
 from hetjax.records import evaluations, keeper, results, summary
 from hetjax.records import workdir as workdir_lib
@@ -41,10 +42,12 @@ def fit(
     callbacks: Sequence[Callable[[types.RoundReport], Any]] = (),
     model_state: types.PyTree | None = None,
     state_reduce: Mapping[str, str] | None = None,
+    frozen: types.PyTree | None = None,
+    values: Any = None,
     writers: Sequence[writer_records.Writer] = (),
     workdir: str | pathlib.Path | None = None,
     resume: bool | str = True,
-    init_state: types.TrainState | None = None,
+    init_state: types.TrainState | results.FitResult | None = None,
     progress: bool = True,
     raise_on_interrupt: bool = True,
     workers: int | None = None,
@@ -91,6 +94,16 @@ def fit(
         state_reduce: `{"path": "mean" or "sum"}`, for leaves of the state whose changes are added
             up over microbatches. Integers and booleans have no mean: all microbatches of a round
             make the same of them, or the run stops.
+        frozen: arrays that training does not change, such as a teacher's parameters: a pytree.
+            `loss_fn` and `metrics_fn` name it, `def loss_fn(params, batch, rng, *, frozen)`. They
+            lie on each device once, and are no constants of a program. What `nnx_loss(wrt=…)` and
+            `linen_loss(wrt=…)` make brings its own.
+        values: what losses need and no example has, such as a weight that anneals:
+            `values(progress) -> pytree`, of the epochs done, f[]; or a pair `(initial, update)`
+            with `update(values, params, progress, metrics) -> values` after each round: at the new
+            parameters, `metrics` with `loss`, `finite` and those of the loss. Both are traced.
+            `loss_fn` and `metrics_fn` name them, `def loss_fn(params, batch, rng, *, values)`.
+            A round's numbers among them are in its report.
         workdir: gets `config.json`, `metrics.jsonl`, `summary.json`, `report.html` and
             `checkpoints`; `hetjax.load` reads them. The same call replaces those
             of a finished run. One run at a time holds it.
@@ -100,8 +113,8 @@ def fit(
             run that began with another loss, optimiser, rule, initial parameters or data is
             refused; 'force' goes on with it. 'overwrite' begins anew, whatever run the workdir
             holds.
-        init_state: parameters, optimiser's state and progress to begin with, such as the `state`
-            of another result; `params` may be None then.
+        init_state: another result, to begin with its parameters, optimiser's state and progress,
+            and with its quotas; or its `state`, without these. `params` may be None then.
         progress: show a progress bar.
         raise_on_interrupt: raise KeyboardInterrupt after Ctrl-C, and SystemExit(128 + n) after the
             signal n (SIGTERM, SIGHUP, SIGUSR1, SIGUSR2), once all files are written, so that a
@@ -148,9 +161,11 @@ def fit(
     """
     started = time.perf_counter()
     if params is None and init_state is not None:
-        params = jax.device_get(mesh_lib.own_row(init_state.params))
+        params = jax.device_get(mesh_lib.own_row(results.train_of(init_state).params))
     written = _checked(optimizer, callbacks, writers, resume)
     loss_fn = stateful.of(loss_fn, model_state, state_reduce)
+    others = [(rule, 0), (metrics_fn, 2 + isinstance(loss_fn, stateful.StatefulLoss))]
+    loss_fn = named_lib.of(loss_fn, frozen, values, others=others)
     source, directory = sources.as_source(source), workdir_lib.absolute(workdir)
     eval_sets = evaluations.sets_of(eval_source, eval_sources, metrics_fn)
     batch_loss.check_evaluation(loss_fn, metrics_fn, is_asked=bool(eval_sets))
@@ -177,7 +192,8 @@ def fit(
             metrics_fn = evaluate_lib.of_model(metrics_fn)
         if isinstance(loss_fn, stateful.StatefulLoss):
             model = types.Model(params, loss_fn.model_state)
-        evaluate = evaluations.Evaluations(setup, metrics_fn, eval_sets, model, progress=progress)
+        of_sets = setup, metrics_fn, eval_sets, model, run.named(setup.begun)
+        evaluate = evaluations.Evaluations(*of_sets, progress=progress)
         best, may_lead = (run.config.best_by, run.config.best_mode), setup.where.may_lead
         judge = evaluations.judge(evaluate.names, *best) if may_lead else evaluations.Judge()
         task = training.Training(

@@ -15,7 +15,7 @@ from hetjax.checkpoints import checkpoint, leaves
 from hetjax.processes import gathering
 from hetjax.records import evaluations, results, workdir
 from hetjax.records import summary as summary_lib
-from hetjax.rounds import judged, programs, resume, round_report
+from hetjax.rounds import judged, learned, programs, resume, round_report
 from hetjax.rounds import run as run_lib
 from hetjax.rounds import state as state_lib
 from hetjax.rounds.run_state import RunState
@@ -45,14 +45,14 @@ class Training(task_lib.Task):
     def __init__(
         self,
         run: run_lib.Run,
-        init_state: types.TrainState | None,
+        init_state: Any,
         *,
         summary: summary_lib.TrainingSummary,
         evaluate: evaluations.Evaluations,
     ) -> None:
         super().__init__([run], run.recorded, summary, evaluate)
         self._run, self._init_state = run, init_state
-        self.fingerprint = functools.partial(run.fingerprint, init_state)
+        self.fingerprint = functools.partial(run.fingerprint, results.train_of(init_state))
         self._pending: round_report.Report | None = None  # of which no line is made yet
         self._measured: dict[str, Any] = {}  # after its round: eval, consensus
         self._evaluated_at = -1  # rounds that were done then
@@ -143,10 +143,11 @@ class Training(task_lib.Task):
     def _evaluate_at(self, model: types.PyTree) -> None:
         """Evaluates the model as it is; the run's clock stands still meanwhile."""
         self._evaluated_at = self.steps_done
-        average = self._average()
+        average, given = self._average(), self._run.named(self.state.train).values
         values: dict[str, float] = {}
         if self.evaluate:
-            values = self.evaluate(model, after=f"{self._evaluated_at} rounds", average=average)
+            after = f"{self._evaluated_at} rounds"
+            values = self.evaluate(model, given, after=after, average=average)
         if not self.setup.methods.reducer.keeps_replicas_equal:
             values |= self._worst()
         if not self.evaluate:
@@ -194,11 +195,11 @@ class Training(task_lib.Task):
             rows = judged.of(train.params, train.opt_state)
             if self.setup.is_stateful:
                 rows = types.Model(rows, train.model_state)
-            replica = state_lib.worker_row(rows, worker)
+            replica = state_lib.worker_row((rows, train.values), worker)
             if self.evaluate:
                 placed = jax.device_put(replica, self.setup.where.own_device)
                 after = f"{self._evaluated_at} rounds, worker {worker}"
-                found.append(self.evaluate(placed, after=after))
+                found.append(self.evaluate(*placed, after=after))
         return evaluations.worst(self.evaluate.names, found)
 
     def line(
@@ -267,7 +268,7 @@ class Training(task_lib.Task):
             "arrays": resume.to_arrays(self.state, self.best, self.setup),
             "params": self.setup.begun.params,
             "model_state": leaves.form_of(self.setup.begun.model_state),
-            "quota": resume.policy_of(self.setup),
+            "quota": learned.policy_of(self.setup),
             "ema": self.setup.config.ema,
             "source": self.setup.feed.saved(self.state.stream) if self.setup.where.leads else None,
             "examples_recomputed": self.summary.examples_recomputed,
@@ -296,6 +297,7 @@ class Training(task_lib.Task):
             ema_params=average.params,
             ema_model_state=average.state,
             state=self.state.train,
+            learned=learned.of(self.state.rounds, self.setup),
         )
 
 

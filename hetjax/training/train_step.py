@@ -16,6 +16,7 @@ from hetjax.inputs import refusals as inputs
 from hetjax.inputs import rule_identity as identity_lib
 from hetjax.local import fused, gradients, rules
 from hetjax.losses import loss as losses_lib
+from hetjax.losses import named as named_lib
 from hetjax.ordering import ordering as ordering_lib
 from hetjax.rounds import sync
 
@@ -31,6 +32,8 @@ class TrainStep:
     """The order's part on the devices; None where it needs none."""
     active: Callable[[int], Any]
     """`round -> bool[M]`: the exchanges of that round, () of a reducer that does not gossip."""
+    frozen: types.PyTree = ()
+    """What the function takes as `frozen`, on the host or one device."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """`function` of the same arguments."""
@@ -51,6 +54,9 @@ def make_train_step(
     microbatch_size: int = 0,
     max_microbatches: int = 0,
     per_example_rng: bool = False,
+    frozen: types.PyTree | None = None,
+    values: Any = None,
+    examples_per_epoch: int = 0,
 ) -> "TrainStep":
     """A round as one pure function, for training loops of your own.
 
@@ -72,10 +78,13 @@ def make_train_step(
         microbatch_size: B; needed where the ordering has a part on the devices.
         max_microbatches: M, the same.
         per_example_rng: a key for each example in place of one a microbatch.
+        frozen, values: as for `fit`. Give `values` to `make_train_state`, too, as they begin.
+        examples_per_epoch: the unit of the progress of `values`; 0: `nominal_examples`.
 
     Returns:
-        `step(state, microbatches, counts, rng, shares=None, active=(), given=()) -> (state,
-        metrics, example_signs)`, to be jitted by you.
+        `step(state, microbatches, counts, rng, shares=None, active=(), given=(), frozen=None) ->
+        (state, metrics, example_signs)`, to be jitted by you. `frozen` is `step.frozen`, given as
+        an argument, so that it is no constant of the program.
 
         Leaves of `microbatches` are `[W, M, B, ...]`. Worker w does the first `counts[w]` of them
         (i32[W], 0 ≤ counts ≤ M). `rng` is one key. `shares` f32[W] are those of each worker's shard
@@ -96,7 +105,10 @@ def make_train_step(
         Chao, Liao, Gao, "Task allocation for decentralized training in heterogeneous
         environment", 2021, arXiv 2111.08272, for unequal work between two synchronisations.
     """
-    inputs.check_loss_fn(loss_fn, caller="make_train_step")
+    caller, others = "make_train_step", [(rule, 0)]
+    loss_fn = named_lib.of(loss_fn, frozen, values, caller=caller, others=others)
+    beside = named_lib.beside_of(loss_fn)
+    inputs.check_loss_fn(loss_fn, caller=caller)
     reducer_part, order = kinds.resolve("reducer", reducer), kinds.resolve("ordering", ordering)
     if lines := list(kinds.of_two(order, reducer_part)):
         raise ValueError("\n".join(lines))
@@ -119,7 +131,9 @@ def make_train_step(
             mesh=mesh,
             observer=observer,
             weighting=weighting,
-            stop_on_nonfinite=stop_on_nonfinite,
+            nonfinite="stop" if stop_on_nonfinite else "skip",
+            values=beside.values,
+            rounds_an_epoch=(examples_per_epoch or nominal_examples) / nominal_examples,
         )
         return fused.make_fused_local(steps, mesh), sync.make_begin(steps, mesh), synchronise
 
@@ -133,20 +147,26 @@ def make_train_step(
         shares: jax.Array | None = None,
         active: types.Exchanges = (),
         given: types.PyTree = (),
+        frozen: types.PyTree | None = None,
     ) -> tuple:
         if reducer_part.gossips and isinstance(active, tuple):
             raise ValueError("active: missing, must be step.active(round) with this reducer")
         of_run = loss_fn, rule, optimizer, observer
         traced = _check_step(*of_run, state, microbatches, rng, per_example_rng=per_example_rng)
         run_local, begin, synchronise = programs(*traced)
-        shared = types.Shared(state.params, given, state.model_state)
+        named = types.Named(beside.frozen if frozen is None else frozen)
+        handed = types.Shared((), given, named=named)
         rngs = jnp.broadcast_to(rng, (mesh.size, *rng.shape))
         shares = jnp.full(mesh.size, 1 / mesh.size) if shares is None else shares
         contributed, example_signs = run_local(
-            shared, begin(state.params, state.kept, given), microbatches, counts, rngs
+            handed.to(state.params, state.kept),
+            begin(state.params, state.kept, handed),
+            microbatches,
+            counts,
+            rngs,
         )
         before = state.kept if optimizer is None else state
-        done = synchronise(before, contributed, shares, active, (), given)
+        done = synchronise(before, contributed, shares, active, (), handed)
         metrics = done.metrics
         if rule is not None and rule.loss_sum is None:
             metrics = metrics._replace(loss_sum=jnp.full_like(metrics.loss_sum, jnp.nan))
@@ -155,7 +175,7 @@ def make_train_step(
             return state._replace(**done.state._asdict()), *told, done.mean
         return done.state, *told
 
-    return TrainStep(step, observer, reduction.active)
+    return TrainStep(step, observer, reduction.active, beside.frozen)
 
 
 def _turned(example_signs: Any, flips: Any) -> Any:

@@ -241,4 +241,4 @@ def test_what_does_not_fit_a_model_with_state_is_refused():
         hetjax.nnx_model(model, params, {"norm": {"mean": np.zeros(4)}})
     plain = nnx.Linear(4, 2, rngs=nnx.Rngs(0))
     with pytest.raises(ValueError, match="nnx_loss: the function takes a mask"):
-        hetjax.nnx_loss(plain, lambda model, batch, mask: mask)
+        hetjax.nnx_loss(plain, lambda model, batch, more: more)

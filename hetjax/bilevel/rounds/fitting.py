@@ -17,6 +17,7 @@ from hetjax.bilevel.rounds import outer_report, results, summary
 from hetjax.bilevel.rounds import outer_steps as outer_steps_lib
 from hetjax.bilevel.rounds import run as run_lib
 from hetjax.inputs import refusals as inputs
+from hetjax.losses import named as named_lib
 from hetjax.records import evaluations, keeper
 from hetjax.records import workdir as workdir_lib
 from hetjax.training import driver
@@ -54,6 +55,7 @@ def fit_bilevel(
     best_by: str = "",
     best_mode: str = "min",
     workers: int | None = None,
+    frozen: types.PyTree | None = None,
     **fields: Any,
 ) -> results.BilevelResult:
     """Solves a bilevel problem on workers that are not equal.
@@ -96,6 +98,7 @@ def fit_bilevel(
         best_by: the metric by which x and y are the best; by default the upper loss.
         best_mode: 'min' or 'max', which of its values is the best.
         workers: their number; by default one for each device.
+        frozen: arrays that losses and metrics name, as for `fit`: `(x, y, examples, *, frozen)`.
         **fields: of the configuration, for both levels, as for `fit`: `quota`, `gate`, `reducer`,
             `cluster`, `ordering`, `microbatch_size`, `budget`, `local`, `seed`, …
 
@@ -140,6 +143,8 @@ def fit_bilevel(
     if replay is not None:
         for name, own in of_level.items():
             own["replay"] = str(pathlib.Path(replay).expanduser() / outer_steps_lib.FILES[name])
+    if frozen is not None:
+        problem = Bilevel(*(named_lib.with_frozen(loss, frozen) for loss in problem))
     written = background.check(writers)
     sets = evaluations.sets_of(eval_source, eval_sources, metrics_fn, caller="fit_bilevel")
     directory = workdir_lib.absolute(workdir)
@@ -204,12 +209,15 @@ def _evaluations(
             "fit_bilevel: x has PerExample leaves of the upper level; evaluate by a metrics_fn"
         )
 
-    def metrics(params: types.PyTree, examples: types.PyTree) -> dict[str, Any]:
+    def metrics(params: types.PyTree, examples: types.PyTree, **named: Any) -> dict[str, Any]:
         if metrics_fn is not None:
-            return metrics_fn(params["y"], examples)
+            return metrics_fn(params["y"], examples, **named)
         x = params["x"].x if isinstance(params["x"], trajectory.Learned) else params["x"]
-        found = loss(x, params["y"], examples)
+        found = loss(x, params["y"], examples, **named)
         return {"loss": found[:2] if isinstance(found, tuple) else found}
 
+    asks = named_lib.asks_of(*((loss, 3) if metrics_fn is None else (metrics_fn, 2)))
+    metrics = named_lib.signed(metrics, asks, "params", "examples")
     params = {"x": per_example.plain(run.x), "y": run.y0}
-    return evaluations.Evaluations(run.setup, metrics, sets, params, progress=progress)
+    named = run.setup.beside.named
+    return evaluations.Evaluations(run.setup, metrics, sets, params, named, progress=progress)

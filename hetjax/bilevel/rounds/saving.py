@@ -20,7 +20,7 @@ from hetjax.rounds import state as state_lib
 
 _COMMON = ("cluster", "checkpoint", "local", "reducer", "nonfinite", "seed", "quota", "gate")
 """Recorded once, and again of a level where it differs."""
-_OF_LEVEL = ("examples", "values", "loss", "rule")  # of digests
+_OF_LEVEL = ("examples", "values", "loss", "rule", "frozen")  # of digests
 _ROWS = ("x", "opt", "kept")  # of `BilevelState`, leaves [W, ...]
 
 
