@@ -86,7 +86,7 @@ def make(
     if not config.debug:  # it would be traced
         own["loss"] = rule_identity.digest(sums, params, first, own_state, beside.named)
         if beside.values is not None:
-            own["update of values"] = named_lib.digest(beside.values, params)
+            own["update of values"] = named_lib.digest(beside.values, params, rule.metrics)
     # A rule that asks for values of its round has none here; what is wrong is said when it runs.
     if is_own:
         with contextlib.suppress(Exception):

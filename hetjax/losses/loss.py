@@ -307,6 +307,8 @@ def masked(
             `(losses, weights)` nor a `Losses`.
     """
 
+    loss_fn = named_lib.asking(loss_fn)
+
     def losses_and_weights(
         params: types.PyTree, positions: jax.Array | None = None
     ) -> tuple[jax.Array, Any]:

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hetjax import digests, messages, parts, types
+from hetjax import debugging, digests, messages, parts, trees, types
 
 NAMES = ("frozen", "values", "mask")
 _MOST_BYTES = 64 << 20  # that a function may close over in silence
@@ -92,6 +92,12 @@ class NamedLoss:
         mask = jnp.ones(size, jnp.float32) if mask is None else mask
         more = arguments(self.function, self.beside.named if named is None else named, mask, skip=3)
         return self.function(params, examples, rng, **more)
+
+
+def asking(loss_fn: Any) -> Any:
+    """A function that asks for something by name as a `NamedLoss`; any other loss as it is."""
+    is_plain = not hasattr(loss_fn, "beside") and asked(loss_fn, 3)
+    return NamedLoss(loss_fn) if is_plain else loss_fn
 
 
 def asked(function: Callable[..., Any], skip: int) -> tuple[str, ...]:
@@ -186,7 +192,8 @@ def of(
     whole = next((each for each in found if isinstance(each, OfModel)), found[0])
     beside = Beside(whole, record.beside.values if values is None else values_of(values, caller))
     named = beside.named
-    for name, tree, form in (("frozen", given, "arrays"), ("values", named.values, "a function")):
+    ways = "frozen=arrays", "values=function, or values=(initial, update)"
+    for name, tree, form in zip(("frozen", "values"), (given, named.values), ways, strict=True):
         who = [(f, skip) for f, skip in (*record.asking, *others) if f is not None]
         asks = [f for f, skip in who if not skip or name in asked(f, skip)]
         if jax.tree.leaves(tree) and not asks:
@@ -196,9 +203,7 @@ def of(
             )
         needs = [f for f, skip in record.asking if _must_have(f, name, skip)]
         if needs and not jax.tree.leaves(getattr(named, name)):
-            raise ValueError(
-                f"{caller}: {parts.path_of(needs[0])} asks for {name}; give {name}= {form}"
-            )
+            raise ValueError(f"{caller}: {parts.path_of(needs[0])} asks for {name}; give {form}")
     asks_any = any(asked(function, skip) for function, skip in record.asking)
     if not asks_any and not jax.tree.leaves(named):
         return loss_fn
@@ -211,11 +216,51 @@ def _must_have(function: Callable[..., Any], name: str, skip: int) -> bool:
     return inspect.signature(function).parameters[name].default is inspect.Parameter.empty
 
 
-def digest(values: Values, params: types.PyTree, metrics: Sequence[str] = ()) -> str:
-    """Of how values go on."""
-    number = jnp.float32(0)
+def _after(values: Values, params: types.PyTree, metrics: Sequence[str]) -> tuple[Any, ...]:
+    """What an update is called with, for shapes and types."""
+    kinds = [jnp.result_type(leaf) for leaf in jax.tree.leaves(params)]
+    number = jnp.zeros((), trees.wider(*kinds, jnp.float32))
     told = dict.fromkeys(metrics, number) | {"loss": number, "finite": jnp.bool_(True)}
-    return digests.of_programs((values.update, (values.begun, params, number, told)))
+    return values.begun, params, _number(0), told
+
+
+def _number(value: float) -> jax.Array:
+    return jnp.asarray(value, jnp.result_type(float))
+
+
+def progress_of(rounds_an_epoch: float, rounds: Any, rest: Any) -> jax.Array:
+    """Epochs done, of nominal rounds and of what is too much in these, as `TrainState` has them."""
+    kind = jnp.result_type(float)
+    return (rounds.astype(kind) - rest.astype(kind)) / rounds_an_epoch
+
+
+def check(values: Values | None, params: types.PyTree, metrics: Sequence[str]) -> None:
+    """Refuses an update that changes the form of the values; `metrics` are those of the loss.
+
+    Raises:
+        ValueError: it does.
+    """
+    if values is None or values.of_progress or debugging.is_on():
+        return
+    after = debugging.shapes(values.update, *_after(values, params, metrics))
+
+    def form(leaf: Any) -> Any:  # numbers of one kind take each other's width
+        kind = jnp.dtype(jnp.result_type(leaf)).kind
+        return jax.ShapeDtypeStruct(jnp.shape(leaf), jnp.dtype({"f": "float32"}.get(kind, "int32")))
+
+    forms: list[Any] = [jax.tree.structure(values.begun), jax.tree.structure(after)]
+    wrong = [
+        f"{jax.tree_util.keystr(path)} was {was} and is {now}"
+        for path, was, now in trees.unlike(*(jax.tree.map(form, x) for x in (values.begun, after)))
+    ]
+    if wrong or forms[0] != forms[1]:
+        more = "; ".join(wrong[:4]) or f"it was {forms[0]} and is {forms[1]}"
+        raise ValueError(f"values: the update returned another form: {more}")
+
+
+def digest(values: Values, params: types.PyTree, metrics: Sequence[str]) -> str:
+    """Of how values go on."""
+    return digests.of_programs((values.update, _after(values, params, metrics)))
 
 
 def tell_of_constants(who: str, program: Any, form: str) -> None:
@@ -245,7 +290,7 @@ def values_of(given: Any, caller: str) -> Values:
         def of_progress(values: Any, params: Any, progress: Any, metrics: Any) -> Any:
             return given(progress)
 
-        return Values(jax.device_get(jax.jit(given)(jnp.float32(0))), of_progress, True)
+        return Values(jax.device_get(jax.jit(given)(_number(0))), of_progress, True)
     if isinstance(given, tuple) and len(given) == 2 and callable(given[1]):
         begun, update = given
         if parts.takes(update, 4) and jax.tree.leaves(begun):

@@ -74,6 +74,7 @@ def build(
     beside = named_lib.beside_of(loss_fn)
     tried = _try(config, chosen, loss_fn, params, optimizer, first, keys, rule, leads=where.leads)
     rule, observer = tried.rule, tried.observer
+    named_lib.check(beside.values, params, rule.metrics)
 
     # What the rounds are made of.
     methods = setup_lib.Methods(

@@ -226,7 +226,8 @@ def from_train(train: Any, setup: setup_lib.Setup) -> types.TrainState:
 def _values(given: types.TrainState, setup: setup_lib.Setup) -> types.PyTree:
     """What losses are given as `values`, of a state of another run; its own where they go on."""
     values, rows = setup.beside.values, _num_rows(given)
-    begun = state_lib.begun_values(values, given.progress_rounds, setup.rounds_an_epoch)
+    done = given.progress_rounds, given.progress_rest
+    begun = state_lib.begun_values(values, setup.rounds_an_epoch, *done)
     begun = _repeated(begun, rows)
     forms: list[Any] = [jax.tree.structure(begun), jax.tree.structure(given.values)]
     if values is None or values.of_progress or forms[0] != forms[1]:
@@ -247,9 +248,9 @@ def from_arrays(
     arrays, num_workers = _with_average(saved, setup), setup.where.num_rows
     arrays = {"train/progress_rest": np.zeros_like(arrays["train/progress_rounds"])} | arrays
     if setup.beside.values is None or setup.beside.values.of_progress:  # nothing of them is kept
-        found = arrays["train/progress_rounds"]
-        begun = state_lib.begun_values(setup.beside.values, found, setup.rounds_an_epoch)
-        begun = _repeated(begun, len(found)) if found.ndim else begun
+        done = [arrays[f"train/progress_{name}"] for name in ("rounds", "rest")]
+        begun = state_lib.begun_values(setup.beside.values, setup.rounds_an_epoch, *done)
+        begun = _repeated(begun, len(done[0])) if done[0].ndim else begun
         arrays |= leaves.flatten(begun, "train/values")
     one = jax.device_get(mesh_lib.own_row(fresh.train))
     common = one._replace(memory=(), worker=())

@@ -69,14 +69,14 @@ def begun_average(params: types.PyTree, model_state: types.PyTree) -> types.Mode
 
 
 def begun_values(
-    values: named_lib.Values | None, progress_rounds: Any, rounds_an_epoch: float
+    values: named_lib.Values | None, rounds_an_epoch: float, rounds: Any, rest: Any
 ) -> types.PyTree:
     """What losses are given as `values` where a run begins or goes on without those before."""
     if values is None or not values.of_progress:
         return () if values is None else values.begun
-    progress = np.float32(np.ravel(progress_rounds)[0] / rounds_an_epoch)
-    at = jax.jit(lambda progress: values.update((), (), progress, {}))
-    return jax.device_get(at(progress))
+    first = [np.ravel(each)[0] for each in (rounds, rest)]
+    progress = named_lib.progress_of(rounds_an_epoch, *first)
+    return jax.device_get(jax.jit(lambda progress: values.update((), (), progress, {}))(progress))
 
 
 def wide(leaf: Any) -> Any:
@@ -136,12 +136,14 @@ def _mean_and_distance(params: types.PyTree) -> tuple[types.PyTree, jax.Array, j
     def of_leaf(x: jax.Array) -> jax.Array:  # whole numbers are the same in all rows
         return jnp.mean(trees.wide(x), axis=0) if jnp.issubdtype(x.dtype, jnp.inexact) else x[0]
 
+    def squares(tree: types.PyTree) -> jax.Array:  # of numbers of several types
+        each = [jnp.sum(jnp.square(trees.wide(x))) for x in jax.tree.leaves(tree)]
+        return sum(x.astype(jnp.result_type(float)) for x in each)
+
     mean = jax.tree.map(of_leaf, params)
     off = jax.tree.map(lambda x, m: trees.wide(x) - trees.wide(m)[None], params, mean)
-    squares = jax.tree.map(lambda x: jnp.sum(jnp.square(x)), off)
     num_workers = jax.tree.leaves(params)[0].shape[0]
-    distance = jnp.sqrt(sum(jax.tree.leaves(squares)) / num_workers)
-    norm = jnp.sqrt(sum(jnp.sum(jnp.square(trees.wide(m))) for m in jax.tree.leaves(mean)))
+    distance, norm = jnp.sqrt(squares(off) / num_workers), jnp.sqrt(squares(mean))
     return jax.tree.map(lambda m, x: m.astype(x.dtype), mean, params), distance, norm
 
 

@@ -9,6 +9,7 @@ import optax
 
 from hetjax import mesh as mesh_lib
 from hetjax import trees, types
+from hetjax.losses import named as named_lib
 from hetjax.losses import stateful
 from hetjax.rounds import judged
 from hetjax.rounds.reduce import Form, How, Reduced
@@ -75,7 +76,8 @@ def update(
         if how.values is not None:
             goes_on = ~is_odd & ~is_empty if how.nonfinite == "stop" else is_odd | ~is_empty
             after = functools.partial(_values_after, how, metrics, ~is_odd)
-            values = form.each(after)(state.values, final.params, final.progress_rounds)
+            progress = final.progress_rounds, final.progress_rest
+            values = form.each(after)(state.values, final.params, *progress)
             final = final._replace(values=trees.select(goes_on, values, state.values))
         if mixing is None:  # read where they lie: nothing more is written
             updated = final.params
@@ -136,14 +138,15 @@ def _values_after(
     finite: jax.Array,
     values: types.PyTree,
     params: types.PyTree,
-    progress_rounds: jax.Array,
+    *progress: jax.Array,
 ) -> types.PyTree:
     """What losses are given as `values` in the next round, of one worker."""
     assert how.values is not None
     sums = {name: total / weight for name, (total, weight) in dict(metrics.metric_sums).items()}
     told = {"loss": _mean_loss(metrics), "finite": finite, **sums}
     params = jax.lax.optimization_barrier(params)
-    return how.values.update(values, params, progress_rounds / how.rounds_an_epoch, told)
+    epochs = named_lib.progress_of(how.rounds_an_epoch, *progress)
+    return how.values.update(values, params, epochs, told)
 
 
 def _scale(reduced: Reduced) -> jax.Array:
