@@ -69,19 +69,20 @@ def loss_of(
     def keys_of(key: jax.Array) -> dict[str, jax.Array]:
         return {name: fold(key, index) for index, name in enumerate(streams)}
 
-    def losses_of(params: Any, state: Any, batch: Any, key: jax.Array, **named: Any) -> Any:
+    def losses_of(params: Any, state: Any, batch: Any, key: Any, *mask: Any, **named: Any) -> Any:
+        named |= dict(zip(("mask",), mask, strict=False))
         if (streams or names) and not is_one_key(key):
-            mask = {name: named.pop(name) for name in ("mask",) if name in named}
+            of_each = {name: named.pop(name) for name in ("mask",) if name in named}
 
             def after(state: Any) -> Any:
-                return losses_of(params, state, batch, key[0], **mask, **named)[1]
+                return losses_of(params, state, batch, key[0], **of_each, **named)[1]
 
             def of_one(given: Any, key: jax.Array) -> Any:
                 return losses_of(params, state, given[0], key, **given[1], **named)[0]
 
             if keeps_state and any(forwarding.changed(after, state)):
                 raise ValueError(f"{caller}: with per_example_rng no call may change the state")
-            return each_key(of_one, (batch, mask), key), state
+            return each_key(of_one, (batch, of_each), key), state
 
         of_model = named.get("frozen", carried)
         made: dict[str, Callable[[], Any]] = {

@@ -46,6 +46,7 @@ class BatchLoss:
         params: types.PyTree,
         examples: types.PyTree,
         rng: jax.Array,
+        *,
         named: types.Named | None = None,
         mask: Any = None,
     ) -> jax.Array:

@@ -125,10 +125,14 @@ def check_loss(
     if not jax.tree.leaves(params):
         raise ValueError("params holds no arrays")
     batch_size = jax.tree.leaves(examples)[0].shape[0]
-    beside = getattr(loss_fn, "beside", None)
-    given = (examples, rng) if beside is None else (examples, rng, beside.named)
+    named = named_lib.beside_of(loss_fn).named
+    given = (examples, rng, *([named] if jax.tree.leaves(named) else []))
+
+    def called(params: Any, examples: Any, rng: Any, *named: types.Named) -> Any:
+        return loss_fn(params, examples, rng, **dict(zip(("named",), named, strict=False)))
+
     try:
-        program, returned = debugging.program(loss_fn, params, *given)
+        program, returned = debugging.program(called, params, *given)
         found = split(returned)
     except KeyError as error:
         fields = f"; an example has {sorted(examples)}" if isinstance(examples, dict) else ""
@@ -155,7 +159,7 @@ def check_loss(
     divisor = batch_size if narrow else 1
 
     def pair(*arguments: Any) -> tuple[Any, Any]:
-        return split(loss_fn(*arguments))[:2]
+        return split(called(*arguments))[:2]
 
     is_named, is_weighed = isinstance(returned, types.Losses), found.weights is not None
     if is_weighed and not is_named and weights_lib.reached(pair, params, *given):
@@ -323,8 +327,8 @@ def masked(
             returned, after = loss_fn.apply(params, model_state, examples, key, mask, named)
             change = loss_fn.change(model_state, after, jnp.sum(mask > 0))
         else:
-            more = (named, mask) if hasattr(loss_fn, "beside") else ()
-            returned = loss_fn(params, examples, key, *more)
+            more = {"named": named, "mask": mask} if hasattr(loss_fn, "beside") else {}
+            returned = loss_fn(params, examples, key, **more)
         found = split(returned)
         values, weights = weigh(found.losses, found.weights, mask)
         if divisor != 1:

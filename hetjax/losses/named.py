@@ -84,6 +84,7 @@ class NamedLoss:
         params: types.PyTree,
         examples: types.PyTree,
         rng: jax.Array,
+        *,
         named: types.Named | None = None,
         mask: Any = None,
     ) -> Any:
@@ -153,8 +154,8 @@ def frozen_of(function: Callable[..., Any], given: types.PyTree, skip: int) -> t
 
 
 def with_frozen(function: Callable[..., Any], frozen: types.PyTree) -> Callable[..., Any]:
-    """A function of a bilevel problem that carries what it asks for."""
-    asks = "frozen" in asked(function, 3)
+    """A function of a bilevel problem that carries what it asks for; None: as it is."""
+    asks = frozen is not None and "frozen" in asked(function, 3)
     return functools.partial(function, frozen=frozen) if asks else function
 
 
@@ -190,6 +191,7 @@ def of(
     given = given_of(record.beside.frozen) if frozen is None else frozen
     found = [frozen_of(function, given, skip) for function, skip in record.asking]
     whole = next((each for each in found if isinstance(each, OfModel)), found[0])
+    whole = jax.tree.map(_typed, whole)
     beside = Beside(whole, record.beside.values if values is None else values_of(values, caller))
     named = beside.named
     ways = "frozen=arrays", "values=function, or values=(initial, update)"
@@ -208,6 +210,11 @@ def of(
     if not asks_any and not jax.tree.leaves(named):
         return loss_fn
     return dataclasses.replace(record, beside=beside)
+
+
+def _typed(leaf: Any) -> Any:
+    """As an array of a type that JAX has."""
+    return leaf if isinstance(leaf, jax.Array) else np.asarray(leaf, jnp.result_type(leaf))
 
 
 def _must_have(function: Callable[..., Any], name: str, skip: int) -> bool:
@@ -294,8 +301,7 @@ def values_of(given: Any, caller: str) -> Values:
     if isinstance(given, tuple) and len(given) == 2 and callable(given[1]):
         begun, update = given
         if parts.takes(update, 4) and jax.tree.leaves(begun):
-            begun = jax.tree.map(lambda x: np.asarray(x, jnp.result_type(x)), begun)
-            return Values(begun, update, False)
+            return Values(jax.tree.map(_typed, begun), update, False)
     raise ValueError(
         f"{caller}: values is {parts.shown(given)}; it must be a function values(progress) -> "
         "pytree, or a pair (initial, update) with update(values, params, progress, metrics)"

@@ -111,6 +111,7 @@ class StatefulLoss:
         params: types.PyTree,
         examples: types.PyTree,
         rng: jax.Array,
+        *,
         named: types.Named | None = None,
         mask: Any = None,
     ) -> Any:

@@ -114,8 +114,8 @@ def metrics_of_loss(loss_fn: losses_lib.LossFn, *, per_example_rng: bool = False
             model = params.params, params.state  # of a `Model`
             returned, _ = loss_fn.apply(*model, examples, rng, named=named)
         else:
-            more = (named,) if hasattr(loss_fn, "beside") else ()
-            returned = loss_fn(params, examples, rng, *more)
+            more = {"named": named} if hasattr(loss_fn, "beside") else {}
+            returned = loss_fn(params, examples, rng, **more)
         found = losses_lib.split(returned)
         return {"loss": (found.losses, found.weights), **losses_lib.metrics_of(found)}
 

@@ -74,7 +74,6 @@ def build(
     beside = named_lib.beside_of(loss_fn)
     tried = _try(config, chosen, loss_fn, params, optimizer, first, keys, rule, leads=where.leads)
     rule, observer = tried.rule, tried.observer
-    named_lib.check(beside.values, params, rule.metrics)
 
     # What the rounds are made of.
     methods = setup_lib.Methods(
@@ -101,21 +100,8 @@ def build(
         company=company,
         model=types.Model(params, model_state, beside.named),
         begins=begins,
-        values=beside.values,
+        beside=beside,
         rounds_an_epoch=stream.examples_per_epoch / programs.nominal_examples(config),
-        frozen=mesh_lib.place_once(beside.frozen, where.mesh),
-    )
-    begun = state.make_train_state(
-        params,
-        optimizer,
-        observer=observer,
-        rule=rule,
-        model_state=model_state,
-        values=beside.named.values,
-        num_workers=where.num_rows,
-        averages=config.ema > 0,
-        memory_rows=setup_lib.memory_rows(config, observer),
-        mesh=where.mesh,
     )
     return setup_lib.Setup(
         config,
@@ -128,10 +114,31 @@ def build(
         feed,
         company,
         _programs(maker, rule, observer, optimizer, more_rules, tried.passes),
-        begun,
-        beside,
+        _begun(maker, optimizer, rule),
         notes=tuple(getattr(source, "notes", ())),
         looks_at=(source, first) if tried.looks else None,
+    )
+
+
+def _begun(
+    maker: programs.Maker,
+    optimizer: optax.GradientTransformation | None,
+    rule: rules.LocalRule,
+) -> types.TrainState:
+    """The state before the first round."""
+    params, model_state, named = maker.model
+    observer, where = maker.methods.observer, maker.where
+    return state.make_train_state(
+        params,
+        optimizer,
+        observer=observer,
+        rule=rule,
+        model_state=model_state,
+        values=named.values,
+        num_workers=where.num_rows,
+        averages=maker.config.ema > 0,
+        memory_rows=setup_lib.memory_rows(maker.config, observer),
+        mesh=where.mesh,
     )
 
 
@@ -188,6 +195,7 @@ def _try(
             rule, loss_fn, params, first, optimizer, per_example_rng=per_example_rng
         )
         rule = gradients.rule_of(rule, loss_fn, traced, per_example_rng=per_example_rng)
+        named_lib.check(named_lib.beside_of(loss_fn).values, params, rule.metrics)
         observer = order.make(
             chosen.ordering,
             programs.sizes(config),

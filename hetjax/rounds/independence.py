@@ -22,6 +22,7 @@ from hetjax.rounds import setup as setup_lib
 
 _SLOW_SECS = 1.0  # above which a user is told how long the check took
 _RTOL, _ATOL = 1e-3, 1e-5  # the second over the norm of the whole gradient
+_LARGE_BYTES = 64 << 20  # of a model of which a microbatch takes long
 _SAMPLE = 1024  # examples among which the rare ones are looked for
 _MOST_NUMBERS = 4096  # of a leaf that may tell how long an example is
 
@@ -38,7 +39,8 @@ def check(
     """Computes some microbatches twice; all processes call it. Nothing is changed.
 
     A worker has four: two drawn over the data, two of its rare examples; each second one at the
-    parameters as they are, the others where these were moved at random.
+    parameters as they are, the others where these were moved at random. Of a large model the first
+    worker alone looks, at two.
 
     Args:
         setup: of the run.
@@ -56,6 +58,9 @@ def check(
     keys = stepped.PassKeys(setup.rng, where.devices, where.own)
     feed, drawn = _drawn(setup, *setup.looks_at)
     starts = np.arange(len(where.devices) + 1)
+    held = jax.tree.leaves((setup.begun.params, setup.beside.frozen))
+    if sum(leaf.nbytes for leaf in held) > _LARGE_BYTES * len(where.devices):
+        starts, drawn = starts.clip(max=1), drawn[1:3, :1]
 
     def added_up(example_ids: np.ndarray, params: types.PyTree) -> list[np.ndarray]:
         assigned = stream.Assignment(example_ids, starts, 0 * starts[1:])

@@ -4,6 +4,7 @@ Each kind has programs of its own, made of the parts that all kinds share.
 """
 
 import dataclasses
+import functools
 import math
 from typing import Any
 
@@ -34,9 +35,13 @@ class Maker:
     company: setup_lib.Company
     model: types.Model  # before the first round, without worker axis
     begins: starting.Starting
-    values: named_lib.Values | None
+    beside: named_lib.Beside  # the loss
     rounds_an_epoch: float
-    frozen: types.PyTree  # on the devices
+
+    @functools.cached_property
+    def frozen(self) -> types.PyTree:
+        """On the devices."""
+        return mesh_lib.place_once(self.beside.frozen, self.where.mesh)
 
     def make(
         self,
@@ -158,7 +163,7 @@ def _make_sync(
         finishes=finishes,
         nonfinite=config.nonfinite,
         ema=config.ema,
-        values=common.values,
+        values=common.beside.values,
         rounds_an_epoch=common.rounds_an_epoch,
     )
     options: dict[str, Any] = {}

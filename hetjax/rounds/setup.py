@@ -130,7 +130,6 @@ class Setup:
     company: Company
     programs: Kinds
     begun: types.TrainState  # before the first round
-    beside: named_lib.Beside  # what the loss is given by name
     notes: tuple[str, ...]  # of the source, for the report
     looks_at: Any  # (source, first examples), to see whether examples are apart; None: they are
 
@@ -138,6 +137,11 @@ class Setup:
     def is_stateful(self) -> bool:
         """Whether the model keeps state beside its parameters."""
         return isinstance(self.loss_fn, stateful.StatefulLoss)
+
+    @property
+    def beside(self) -> named_lib.Beside:
+        """What the loss is given by name."""
+        return named_lib.beside_of(self.loss_fn)
 
     @property
     def rounds_an_epoch(self) -> float:

@@ -138,7 +138,7 @@ def _mean_and_distance(params: types.PyTree) -> tuple[types.PyTree, jax.Array, j
 
     def squares(tree: types.PyTree) -> jax.Array:  # of numbers of several types
         each = [jnp.sum(jnp.square(trees.wide(x))) for x in jax.tree.leaves(tree)]
-        return sum(x.astype(jnp.result_type(float)) for x in each)
+        return sum((x.astype(jnp.result_type(float)) for x in each), jnp.zeros(()))
 
     mean = jax.tree.map(of_leaf, params)
     off = jax.tree.map(lambda x, m: trees.wide(x) - trees.wide(m)[None], params, mean)

@@ -21,6 +21,7 @@ from hetjax.ordering import ordering as ordering_lib
 from hetjax.rounds import sync
 
 StepFn = Callable[..., tuple]
+_NAME = "make_train_step"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,10 +106,9 @@ def make_train_step(
         Chao, Liao, Gao, "Task allocation for decentralized training in heterogeneous
         environment", 2021, arXiv 2111.08272, for unequal work between two synchronisations.
     """
-    caller, others = "make_train_step", [(rule, 0)]
-    loss_fn = named_lib.of(loss_fn, frozen, values, caller=caller, others=others)
+    loss_fn = named_lib.of(loss_fn, frozen, values, caller=_NAME, others=[(rule, 0)])
     beside = named_lib.beside_of(loss_fn)
-    inputs.check_loss_fn(loss_fn, caller=caller)
+    inputs.check_loss_fn(loss_fn, caller=_NAME)
     reducer_part, order = kinds.resolve("reducer", reducer), kinds.resolve("ordering", ordering)
     if lines := list(kinds.of_two(order, reducer_part)):
         raise ValueError("\n".join(lines))
@@ -118,9 +118,8 @@ def make_train_step(
 
     @functools.cache
     def programs(*traced: Any) -> tuple[Callable, Callable, sync.SyncFn]:
-        own = gradients.rule_of(
-            rule, loss_fn, losses_lib.Traced(*traced), per_example_rng=per_example_rng
-        )
+        found = losses_lib.Traced(*traced)
+        own = gradients.rule_of(rule, loss_fn, found, per_example_rng=per_example_rng)
         steps = rules.with_observer(own, observer, updates=optimizer is not None)
         synchronise = sync.make_sync(
             optimizer,
@@ -154,28 +153,28 @@ def make_train_step(
         of_run = loss_fn, rule, optimizer, observer
         traced = _check_step(*of_run, state, microbatches, rng, per_example_rng=per_example_rng)
         run_local, begin, synchronise = programs(*traced)
-        named = types.Named(beside.frozen if frozen is None else frozen)
-        handed = types.Shared((), given, named=named)
+        frozen = beside.frozen if frozen is None else frozen
+        handed = types.Shared((), given, named=types.Named(frozen))
         rngs = jnp.broadcast_to(rng, (mesh.size, *rng.shape))
         shares = jnp.full(mesh.size, 1 / mesh.size) if shares is None else shares
-        contributed, example_signs = run_local(
-            handed.to(state.params, state.kept),
-            begin(state.params, state.kept, handed),
-            microbatches,
-            counts,
-            rngs,
-        )
+        own = state.params, state.kept
+        begun = handed.to(*own), begin(*own, handed)
+        contributed, example_signs = run_local(*begun, microbatches, counts, rngs)
         before = state.kept if optimizer is None else state
         done = synchronise(before, contributed, shares, active, (), handed)
-        metrics = done.metrics
-        if rule is not None and rule.loss_sum is None:
-            metrics = metrics._replace(loss_sum=jnp.full_like(metrics.loss_sum, jnp.nan))
-        told = metrics, _turned(example_signs, done.flips)
+        told = _metrics(done, rule), _turned(example_signs, done.flips)
         if optimizer is None:
             return state._replace(**done.state._asdict()), *told, done.mean
         return done.state, *told
 
     return TrainStep(step, observer, reduction.active, beside.frozen)
+
+
+def _metrics(done: sync.Synchronised, rule: rules.LocalRule | None) -> types.SyncMetrics:
+    """Of a round; the loss of a rule that adds up none is NaN."""
+    if rule is None or rule.loss_sum is not None:
+        return done.metrics
+    return done.metrics._replace(loss_sum=jnp.full_like(done.metrics.loss_sum, jnp.nan))
 
 
 def _turned(example_signs: Any, flips: Any) -> Any:

@@ -136,15 +136,12 @@ def fit_bilevel(
         from a unified perspective", 2021, arXiv 2101.11517.
     """
     started = time.perf_counter()
-    inputs.check_callbacks(callbacks)
-    keeper.check_resume(resume, caller="fit_bilevel")
-    _check_counts(outer_steps=outer_steps, eval_every=eval_every)
+    _check_given(callbacks, resume, outer_steps=outer_steps, eval_every=eval_every)
     of_level = {UPPER: dict(upper or {}), LOWER: dict(lower or {})}
     if replay is not None:
         for name, own in of_level.items():
             own["replay"] = str(pathlib.Path(replay).expanduser() / outer_steps_lib.FILES[name])
-    if frozen is not None:
-        problem = Bilevel(*(named_lib.with_frozen(loss, frozen) for loss in problem))
+    problem = Bilevel(*(named_lib.with_frozen(loss, frozen) for loss in problem))
     written = background.check(writers)
     sets = evaluations.sets_of(eval_source, eval_sources, metrics_fn, caller="fit_bilevel")
     directory = workdir_lib.absolute(workdir)
@@ -191,8 +188,10 @@ def fit_bilevel(
     return drives.unless_stopped(result, raises=raise_on_interrupt)
 
 
-def _check_counts(**given: Any) -> None:
-    for name, count in given.items():
+def _check_given(callbacks: Any, resume: Any, **counts: Any) -> None:
+    inputs.check_callbacks(callbacks)
+    keeper.check_resume(resume, caller="fit_bilevel")
+    for name, count in counts.items():
         parts.integer(at_least=1).check(f"fit_bilevel: {name}", count)
 
 

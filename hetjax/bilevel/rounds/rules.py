@@ -70,8 +70,8 @@ def tried_loss(problem: Bilevel, level: str) -> losses_lib.LossFn:
     def tried(point: Any, examples: types.PyTree, rng: jax.Array, **named: Any) -> Any:
         num = len(jax.tree.leaves(examples)[0])
         x = per_example.rows(point.x, level, jnp.arange(num, dtype=jnp.int32))
-        more = (types.Named(**named),) if named else ()
-        return of_point(point._replace(x=x), examples, rng, *more)
+        more = {"named": types.Named(**named)} if named else {}
+        return of_point(point._replace(x=x), examples, rng, **more)
 
     return _asking(tried, problem.upper if level == problem_lib.UPPER else problem.lower)
 
