@@ -8,7 +8,7 @@ from typing import Annotated, Any, TypeVar
 import ml_collections
 
 from experiments import config_flag
-from hetjax.config import experiment, groups
+from hetjax.config import experiment, fields, groups
 from hetjax.config.experiment import to_dict as to_dict
 from hetjax.parts.options import choice, integer, number, text
 from hetjax.zoo import config as zoo_config
@@ -48,7 +48,10 @@ _EXAMPLES = "examples"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Data:
-    name: Annotated[str, choice("digits", "fashion_mnist", "mnist", says="data set")] = "digits"
+    name: Annotated[
+        str, choice("digits", "fashion_mnist", "mnist", or_path=True, says="data set")
+    ] = "digits"
+    arguments: Annotated[Any, fields.ARGUMENTS] = ()
     dir: Annotated[str, text(may_be_empty=True, says="where the original files lie")] = ""
     num_train: Annotated[int, integer(at_least=2, says=f"{_EXAMPLES}, polluted in part")] = 600
     num_validation: Annotated[int, integer(at_least=1, says=f"{_EXAMPLES} with right labels")] = 400
@@ -64,7 +67,8 @@ class Data:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Model:
-    name: Annotated[str, choice("softmax", "mlp", says="model")] = "softmax"
+    name: Annotated[str, choice("softmax", "mlp", or_path=True, says="model")] = "softmax"
+    arguments: Annotated[Any, fields.ARGUMENTS] = ()
     hidden: Annotated[int, integer(at_least=1, says="units of the mlp's hidden layer")] = 300
 
 
@@ -114,6 +118,8 @@ class CleaningConfig:
     ] = 80
     data: Data = dataclasses.field(default_factory=Data)
     model: Model = dataclasses.field(default_factory=Model)
+    loss: Annotated[str, zoo_config.LOSS] = zoo_config.BY_KIND
+    metrics: Annotated[str, zoo_config.METRICS] = zoo_config.BY_KIND
     lower: Lower = dataclasses.field(default_factory=Lower)
     upper: Upper = dataclasses.field(default_factory=Upper)
     estimator: Estimator = dataclasses.field(default_factory=Estimator)
