@@ -2,6 +2,7 @@
 contract. Each is called with what it names, and what it returns is looked at where it comes in.
 """
 
+import contextlib
 import functools
 import hashlib
 import importlib.util
@@ -209,7 +210,9 @@ def digests(config: Mapping[str, Any]) -> dict[str, str]:
         if isinstance(value, Mapping):
             found |= digests(value)
         elif isinstance(value, str) and parts.is_path(value):
-            spec = importlib.util.find_spec(value.partition(":")[0])
+            spec = None
+            with contextlib.suppress(ImportError):  # whoever calls it tells that there is none
+                spec = importlib.util.find_spec(value.partition(":")[0])
             if spec is not None and spec.origin and not value.startswith("hetjax."):
                 source = pathlib.Path(spec.origin).read_bytes()
                 found[value] = hashlib.sha256(source).hexdigest()[:16]

@@ -161,10 +161,11 @@ def _model_options(
     for name in names:
         if name not in mine and given[name] != getattr(default, name):
             logging.warning(
-                "model.%s=%r has no effect: model.name=%r has no such option.",
+                "model.%s=%r has no effect: model.name=%r has no such option.%s",
                 name,
                 given[name],
                 config.model.name,
+                f" Set model.arguments.{name}." if is_own else "",
             )
     if dataset.kind in models.TAKES["mlp"]:  # numbers, whose range is known
         options["input_max"] = 1.0
@@ -206,7 +207,7 @@ def _training(config: config_lib.ExperimentConfig, dataset: datasets.Dataset) ->
             f"data.num_train: got {wanted}, but {dataset.name!r} has {len(train)} training "
             "examples. Lower it, or set it to 0 for all of them"
         )
-    if wanted and hasattr(train, "of_run"):
+    if wanted and (hasattr(train, "of_run") or hasattr(train, "of_epoch")):
         raise ValueError(
             f"data.num_train: got {wanted}, but {dataset.name!r} reads examples anew; take the "
             "first ones where it loads them"

@@ -114,6 +114,12 @@ WRONG = {
 }
 
 
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_names_a_function_that_is_not_there(command, tmp_path):
+    with pytest.raises((ValueError, RuntimeError), match=r"loss: .no\.module:loss. cannot"):
+        COMMANDS[command](tmp_path, "loss=no.module:loss")
+
+
 def text(*args, **named):
     return "text"
 
@@ -152,7 +158,7 @@ def test_forms_of_models_and_other_functions_train(fields, tmp_path):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        (["loss=no.module:loss"], r"loss: 'no.module:loss' cannot .*looked for in .* PYTHONPATH"),
+        (["loss=nomodule:loss"], r"'nomodule:loss' cannot .*looked for in .* PYTHONPATH"),
         ([f"loss={HERE}:no_such"], "has no attribute 'no_such'"),
         ([f"loss={__name__}:HERE"], "is 'tests.own_parts.task', must be a function"),
         ([f"loss={__name__}:scalar"], r"scalar' returned float32\[\] of 4 examples"),
@@ -173,6 +179,12 @@ def test_forms_of_models_and_other_functions_train(fields, tmp_path):
 def test_what_cannot_be_used_is_told(fields, message, tmp_path):
     with pytest.raises(ValueError, match=message):
         train.train_and_evaluate(configured(tmp_path, *fields), None, progress=False)
+
+
+def test_a_problem_that_has_its_own_refuses_others():
+    given = {"problem": "gan", "loss": f"{HERE}:loss"}
+    with pytest.raises(ValueError, match="loss: problem='gan' has its own"):
+        settings.validate_train(given)
 
 
 def test_ones_own_model_takes_a_data_set_of_ours(tmp_path):

@@ -8,6 +8,7 @@ from typing import Annotated, Any, TypeVar
 import ml_collections
 
 from experiments import config_flag
+from hetjax import parts
 from hetjax.config import experiment, fields, groups
 from hetjax.config.experiment import to_dict as to_dict
 from hetjax.parts.options import choice, integer, number, text
@@ -219,6 +220,13 @@ def validate_train(given: Mapping[str, Any] | ml_collections.ConfigDict) -> "Tra
             f"{', '.join(map(repr, known))} for problem={config.problem!r}."
         )
     if config.problem != "cleaning":
+        given = {"data.name": config.data.name, "model.name": config.model.name}
+        given |= {"loss": config.loss, "metrics": config.metrics}
+        if mine := [name for name, value in given.items() if parts.is_path(value)]:
+            raise ValueError(
+                f"{', '.join(mine)}: problem={config.problem!r} has its own. Set "
+                "problem='cleaning', or leave them out."
+            )
         return config
     if config.data.block_size:
         raise ValueError(
@@ -234,8 +242,8 @@ def validate_train(given: Mapping[str, Any] | ml_collections.ConfigDict) -> "Tra
             raise ValueError(
                 f"{error}\n(Here budget is sums.{name}, or all microbatches where that is 0.)"
             ) from error
-    parts = {name: getattr(checked, name) for name in ("quota", "reducer", "gate")}
-    return dataclasses.replace(config, **parts)
+    made = {name: getattr(checked, name) for name in ("quota", "reducer", "gate")}
+    return dataclasses.replace(config, **made)
 
 
 def of_rounds(config: "TrainConfig") -> dict[str, Any]:

@@ -21,7 +21,7 @@ from absl import logging
 
 from experiments import command_line, own
 from experiments.comparisons import kept, pictures, spreads
-from hetjax.config import kinds
+from hetjax.config import experiment, kinds
 from hetjax.zoo import config as config_lib
 
 _CONFIG = config_lib.ExperimentConfig
@@ -149,9 +149,13 @@ def _short(value: float | None) -> float | None:
 
 
 def read(run: Run, directory: pathlib.Path) -> dict[str, Any] | None:
-    """The result of a run, if it is there."""
-    found = kept.read(path_of(directory))
-    return next((record for record in found if record["settings"] == run.settings), None)
+    """The result of a run, if it is there; fields that it was kept without have their defaults."""
+    found, wanted = kept.read(path_of(directory)), run.settings
+
+    def is_it(record: dict[str, Any]) -> bool:
+        return experiment.completed(record["settings"], wanted) == wanted
+
+    return next(filter(is_it, found), None)
 
 
 def run_all(runs: Iterable[Run], directory: pathlib.Path, *, jobs: int) -> None:
