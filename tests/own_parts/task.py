@@ -13,7 +13,6 @@ from hetjax.zoo import datasets
 
 
 def load(num_examples=160):
-    """Sets by name; a command trains on the first."""
     x = np.random.default_rng(0).normal(size=(num_examples, 6)).astype(np.float32)
     arrays, cut = {"x": x, "label": x[:, :3].argmax(1).astype(np.int32)}, num_examples * 3 // 4
     return {
@@ -23,11 +22,13 @@ def load(num_examples=160):
 
 
 def load_known():
-    """A set whose kind is said, for the reference models, and for their losses."""
-    sets = {
-        name: {"features": arrays["x"], "label": arrays["label"]} for name, arrays in load().items()
-    }
-    return datasets.Dataset(sets["train"], {"test": sets["test"]}, 3, (6,), "own", "features")
+    train, test = ({"features": x["x"], "label": x["label"]} for x in load().values())
+    return datasets.Dataset(train, {"test": test}, 3, (6,), "own", "features")
+
+
+def of_digits(rngs, batch):
+    linear = nnx.Linear(batch["image"].size, 10, rngs=rngs)
+    return nnx.Sequential(lambda x: x.reshape(len(x), -1).astype(np.float32) / 16, linear)
 
 
 class Net(nnx.Module):
@@ -62,10 +63,6 @@ def metrics(model, batch):
 
 def loss_of_weights(params, batch, rng):
     return loss(lambda x: x @ params["w"], batch)
-
-
-def lion():
-    return optax.scale_by_lion()
 
 
 def noisy(example, rng):

@@ -88,35 +88,28 @@ def test_the_commands_of_a_wheel_train_compare_and_resume_what_is_ones_own(insta
         (tmp_path / name).write_text(text)
 
     def run(command, *arguments):
-        found = subprocess.run(
-            [sys.executable, "-m", f"experiments.{command}", *arguments],
-            env=environ,
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-        )
+        words = [sys.executable, "-m", f"experiments.{command}", *arguments]
+        found = subprocess.run(words, env=environ, cwd=tmp_path, capture_output=True, text=True)
         assert found.returncode == 0, found.stderr
         return found.stdout
 
+    def lines_of(path):
+        return [json.loads(line) for line in (tmp_path / path).read_text().splitlines()]
+
     more = ["--config.quota.policy=equal", "--workdir=run"]
     run("train", "--config=my_config.py", *more, "--config.epochs=2")
-    first = (tmp_path / "run" / "metrics.jsonl").read_text()
+    first = lines_of("run/metrics.jsonl")
     run("train", "--config=run/config.json", "--workdir=run", "--config.epochs=4")
     run("train", "--config=my_config.py", *more, "--config.epochs=4", "--workdir=whole")
-    went_on, whole = (
-        [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
-        for name in ("run", "whole")
-    )
-    assert len(went_on) == 24
-    assert went_on[:12] == [json.loads(line) for line in first.splitlines()]
+    went_on, whole = lines_of("run/metrics.jsonl"), lines_of("whole/metrics.jsonl")
+    assert len(first) == 12
+    assert went_on[:12] == first
     assert [line["loss"] for line in went_on] == [line["loss"] for line in whole]
 
     sweep = ["--configs=my_config.py", "--set=epochs=1", "--directory=sweep"]
     table = run("compare", *sweep, "--grid=model.arguments.width=4,8")
     assert "| model.arguments.width=8 |" in table
-    assert "test accuracy" in table
-    assert len((tmp_path / "sweep" / "runs.jsonl").read_text().splitlines()) == 2
-    code = "import experiments, hetjax; print(experiments.__file__, hetjax.__file__)"
-    command = [sys.executable, "-c", code]
-    said = subprocess.check_output(command, text=True, cwd=tmp_path, env=environ)
-    assert said.count(str(installed)) == 2
+    assert len(lines_of("sweep/runs.jsonl")) == 2
+    where = "import experiments; print(experiments.__file__)"
+    said = subprocess.check_output([sys.executable, "-c", where], cwd=tmp_path, env=environ)
+    assert str(installed) in said.decode()
