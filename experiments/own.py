@@ -3,6 +3,7 @@ contract. Each is called with what it names, and what it returns is looked at wh
 """
 
 import contextlib
+import dataclasses
 import functools
 import hashlib
 import importlib.util
@@ -190,17 +191,19 @@ def dataset(data: config_lib.DataConfig) -> datasets.Dataset:
     """
     path = data.name
     found = called("data.name", path, {"dir": lambda: data.dir}, dict(data.arguments))
-    if isinstance(found, datasets.Dataset):
-        return found
-    if not isinstance(found, Mapping) or "train" not in found:
+    known = found if isinstance(found, datasets.Dataset) else None
+    given = found if known is None else {"train": known.train, **known.evals}
+    if not isinstance(given, Mapping) or "train" not in given:
         raise ValueError(f"data.name: {path!r} returned {_said(found)}. Data is {_DATA}.")
     sets = {}
-    for name, given in found.items():
+    for name, each in given.items():
         try:
-            sets[name] = sources.as_source(given)
+            sets[name] = sources.as_source(each)
         except ValueError as error:
             raise ValueError(f"data.name: {path!r} returned a set {name!r}: {error}.") from error
-    return datasets.Dataset(sets.pop("train"), sets, None, None, path, kind="")
+    if known is None:
+        known = datasets.Dataset(sets["train"], {}, None, None, path, kind="")
+    return dataclasses.replace(known, train=sets.pop("train"), evals=sets)
 
 
 def digests(config: Mapping[str, Any]) -> dict[str, str]:

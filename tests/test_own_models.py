@@ -137,7 +137,10 @@ def test_a_command_names_what_a_function_returned(command, given, tmp_path):
         (f"model.name={HERE}:linen_net",),
         (f"model.name={HERE}:weights", f"loss={HERE}:loss_of_weights", "metrics=by_kind"),
         (f"model.name={HERE}:pair", "loss=by_kind", "metrics=by_kind"),
-        (f"data.name={HERE}:load_known", "model.name=mlp", "loss=by_kind", "metrics=by_kind"),
+        (
+            *(f"data.name={HERE}:load_known", "model.name=mlp", "loss=by_kind"),
+            *("metrics=by_kind", "data.num_train=100", "optimizer.schedule=cosine"),
+        ),
         (f"model.name={HERE}:of_digits", "data.name=digits", "loss=by_kind", "metrics=by_kind"),
         ("optimizer.name=optax:scale_by_lion", "optimizer.learning_rate=.01"),
         (f"data.augmentation={HERE}:noisy", "data.arguments.num_examples=80"),

@@ -94,7 +94,7 @@ def _own(config: settings.Data) -> tuple[Images, Images | None, Images | None]:
     """
     found = own.dataset(config)
     sets = {"train": found.train, **found.evals}
-    read = {name: sources.load_all(sources.as_source(each)).arrays for name, each in sets.items()}
+    read = {name: sources.load_all(each).arrays for name, each in sets.items()}
     for name, arrays in read.items():
         if not isinstance(arrays, dict) or len(arrays) < 2 or "label" not in arrays:
             raise ValueError(
