@@ -6,6 +6,7 @@ status 2 and a message.
 """
 
 import difflib
+import itertools
 import re
 import sys
 import textwrap
@@ -172,6 +173,36 @@ def read_field(parent: type, name: str, text: str) -> Any:
     """What a text of the command line means, as the declaration of the field says."""
     option = dict(fields.leaves(parent)).get(name)
     return options.literal(text) if option is None else option.rule.read(text)
+
+
+def given_fields(texts: Iterable[str], *, behind: str) -> Iterator[tuple[str, Any]]:
+    """Yields the name and the value of a field, of each `NAME=TEXT`.
+
+    Raises:
+        ValueError: one is none; `behind` is the file that it stands behind.
+    """
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise ValueError(f"{text!r}, behind {behind}: must be FIELD=VALUE.")
+        yield name, read_field(config.ExperimentConfig, name, value)
+
+
+def cells(grid: Iterable[str]) -> list[tuple[str, ...]]:
+    """The product of axes `FIELD=VALUE,VALUE`; a comma in brackets parts no values.
+
+    Example:
+        >>> cells(["a=1,2", "b=(3,4)"])
+        [('a=1', 'b=(3,4)'), ('a=2', 'b=(3,4)')]
+    """
+    axes = []
+    for axis in grid:
+        name, _, text = axis.partition("=")
+        values = re.findall(r"(?:\([^()]*\)|\[[^][]*\]|\{[^{}]*\}|[^,])+", text)
+        if not values:
+            raise ValueError(f"--grid: got {axis!r}, must be FIELD=VALUE,VALUE.")
+        axes.append([f"{name}={value.strip()}" for value in values])
+    return list(itertools.product(*axes))
 
 
 def overridden(

@@ -5,7 +5,11 @@
         --configs="configs/fashion_mnist_delays.py gate.trigger=first"
 
 Each `--configs` is an arm: a file and, behind it, fields of it that are different; files alone may
-be given in one list. `--set=FIELD=VALUE` changes a field of all arms. With the same seed the
+be given in one list. `--set=FIELD=VALUE` changes a field of all arms. A sweep is a grid: with
+
+    --grid=optimizer.learning_rate=.1,.2 --grid=microbatch_size=4,8
+
+each arm becomes four, one a cell. With the same seed the
 emulated workers of all arms are held up by the same delays, and data, model and order begin the
 same. Each run leaves one JSON file in the directory and is not done again; a run that was
 interrupted leaves nothing. With `--rates=…` the learning rate of each arm is tuned first, with the
@@ -29,6 +33,7 @@ from experiments.comparisons import comparison
 
 _CONFIGS = flags.DEFINE_multi_string("configs", [], "An arm: 'FILE FIELD=VALUE …'; or files.")
 _SET = flags.DEFINE_multi_string("set", [], "FIELD=VALUE, for all arms.")
+_GRID = flags.DEFINE_multi_string("grid", [], "FIELD=VALUE,VALUE: an arm for each cell.")
 _SEEDS = flags.DEFINE_list("seeds", ["0"], "Seeds of each arm.")
 _RATES = flags.DEFINE_list("rates", [], "Learning rates to tune each arm over.")
 _TARGET = flags.DEFINE_float("target_loss", None, "Training loss whose time is compared.")
@@ -42,7 +47,7 @@ def main(argv: list[str]) -> None:
         sys.exit(f"Unexpected arguments: {' '.join(argv[1:])}. Quote an arm with its fields.")
     directory = pathlib.Path(_DIRECTORY.value).expanduser()
     try:
-        arms = comparison.read_arms(_CONFIGS.value, _SET.value)
+        arms = comparison.read_arms(_CONFIGS.value, _SET.value, _GRID.value)
         seeds, rates = [int(s) for s in _SEEDS.value], [float(r) for r in _RATES.value]
         found = comparison.compare(
             arms,

@@ -9,6 +9,9 @@ machine); `herding`, the bounds of orders; `report`, from the results alone, in 
 `plan`, which prints what would be run and for how long. Each run leaves one small JSON file
 once it is done, and is never done again; an interrupted run leaves nothing. The tasks are in
 `experiments/orders/study.py`; each is a configuration of `configs/` and what the study sets of it.
+A task of your own is a configuration, whose model and data may be your own too:
+
+    python -m experiments.compare_orders --configs=mine.py --orders=d_grab,fixed_map --rates=.01,.1
 
 Four orders have learning rates of their own, tuned over the same grid with the first seed, by the
 lowest training loss after an epoch; where the best rate is at an end of the grid, the grid is
@@ -27,44 +30,67 @@ from collections.abc import Sequence
 
 from absl import app, flags
 
-from experiments import command_line
+from experiments import command_line, own
 from experiments.orders import report, results, schedule, study
-from experiments.orders.tasks import Task
+from experiments.orders.tasks import CONFIGS, Task, of_file
 
 STAGES = ("all", "plan", "run", "time", "herding", "report")
 _ONLY = flags.DEFINE_list("only", [], "Tasks, or groups of them; all if empty.")
+_CONFIGS = flags.DEFINE_multi_string(
+    "configs", [], "A task of your own, in place of the study's: 'FILE FIELD=VALUE …'."
+)
+_SET = flags.DEFINE_multi_string("set", [], "FIELD=VALUE, for all --configs.")
+_RATES = flags.DEFINE_list("rates", [], "Learning rates to tune --configs over; or the file's.")
+_SEEDS = flags.DEFINE_list("seeds", ["0"], "Seeds of --configs.")
+_ORDERS = flags.DEFINE_list("orders", ["d_grab"], "Of --configs, beside random reshuffling.")
 _JOBS = flags.DEFINE_integer("jobs", len(os.sched_getaffinity(0)), "Runs at a time.", 1)
 _MINUTES = flags.DEFINE_float("minutes", math.inf, "Start nothing after this time.", 0.0)
 _DATA_DIR = flags.DEFINE_string("data_dir", None, "Directory of the data sets.")
-_DIRECTORY = flags.DEFINE_string("directory", str(results.DIRECTORY), "Results and report.")
+_DIRECTORY = flags.DEFINE_string(
+    "directory", None, f"Results and report; {results.DIRECTORY}, or runs/orders of --configs."
+)
 _STAGE = flags.DEFINE_enum("stage", "all", STAGES, "What to do.")
 
 
 def main(argv: list[str]) -> None:
     if len(argv) > 1:
         raise app.UsageError(f"no arguments are taken, but {argv[1:]} were given.")
-    only, directory = set(_ONLY.value), pathlib.Path(_DIRECTORY.value).expanduser()
-    known = {name for t in study.TASKS.values() for name in (t.name, t.group) if name}
-    if only - known:
-        near = [m for n in sorted(only - known) for m in difflib.get_close_matches(n, known, n=1)]
-        meant = f" Did you mean {', '.join(near)}?" if near else ""
-        print(
-            f"--only: {', '.join(sorted(only - known))}: there is no such task.{meant} There are "
-            f"{', '.join(sorted(known))}.",
-            file=sys.stderr,
-        )
-        sys.exit(command_line.MISTAKE)
-    tasks = [t for t in study.TASKS.values() if not only or only & {t.name, t.group}]
     try:
+        tasks = _of_files() if _CONFIGS.value else _of_study()
+        default = "runs/orders" if _CONFIGS.value else results.DIRECTORY
+        directory = pathlib.Path(_DIRECTORY.value or default).expanduser()
         failed = _do(_STAGE.value, tasks, directory)
-    except ValueError as error:  # of a result that is there
-        failed = [str(error)]
+    except ValueError as error:  # also of a result that is there
+        failed = [own.told(error)]
     except KeyboardInterrupt:
         print("Interrupted; what was done is kept.", file=sys.stderr)
         sys.exit(130)
     if failed:
         print("\n".join(failed), file=sys.stderr)
         sys.exit(command_line.MISTAKE)
+
+
+def _of_files() -> list[Task]:
+    """The tasks of one's own."""
+    rates, seeds = map(float, _RATES.value), list(map(int, _SEEDS.value))
+    options = {"rates": list(rates), "seeds": seeds, "orders": _ORDERS.value}
+    return [of_file(text, _SET.value, **options) for text in _CONFIGS.value]
+
+
+def _of_study() -> list[Task]:
+    """The tasks that are asked for."""
+    if not CONFIGS.is_dir():
+        raise ValueError("The study's tasks are configurations of a checkout. Give --configs.")
+    only = set(_ONLY.value)
+    known = {name for t in study.TASKS.values() for name in (t.name, t.group) if name}
+    if only - known:
+        near = [m for n in sorted(only - known) for m in difflib.get_close_matches(n, known, n=1)]
+        meant = f" Did you mean {', '.join(near)}?" if near else ""
+        raise ValueError(
+            f"--only: {', '.join(sorted(only - known))}: there is no such task.{meant} There are "
+            f"{', '.join(sorted(known))}."
+        )
+    return [t for t in study.TASKS.values() if not only or only & {t.name, t.group}]
 
 
 def _do(stage: str, tasks: Sequence[Task], directory: pathlib.Path) -> list[str]:
@@ -89,7 +115,7 @@ def _do(stage: str, tasks: Sequence[Task], directory: pathlib.Path) -> list[str]
         schedule.time_all(tasks, directory, data_dir=data_dir, minutes=left())
     if stage in ("all", "report"):
         started = time.perf_counter()
-        path = report.write(directory, list(study.TASKS.values()))
+        path = report.write(directory, tasks if _CONFIGS.value else list(study.TASKS.values()))
         print(f"Report: {path}, in {time.perf_counter() - started:.1f} s")
     return failed
 

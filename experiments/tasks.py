@@ -17,6 +17,8 @@ from absl import logging
 from flax import nnx
 
 import hetjax
+from experiments import own
+from hetjax import parts
 from hetjax.data import sources
 from hetjax.parts import options as options_lib
 from hetjax.zoo import config as config_lib
@@ -42,7 +44,7 @@ class Task(NamedTuple):
     metrics_fn: Any
     train: sources.Source
     evals: Mapping[str, sources.Source]
-    model: nnx.Module
+    model: Any
     dataset: datasets.Dataset
 
 
@@ -52,6 +54,9 @@ def load(data: config_lib.DataConfig) -> datasets.Dataset:
     Raises:
         ValueError: they are missing or damaged.
     """
+    if parts.is_path(data.name):
+        return own.dataset(data)
+    _refuse_arguments("data", data)
     options = {name: getattr(data, name) for name in datasets.options_of(data.name)}
     return datasets.load(data.name, data.dir or None, **options)
 
@@ -64,30 +69,38 @@ def make(config: config_lib.ExperimentConfig, dataset: datasets.Dataset | None =
             such metric.
     """
     dataset = dataset or load(config.data)
-    if dataset.num_classes is None or dataset.example_shape is None:
+    classes, path = dataset.num_classes, config.model.name
+    is_own = parts.is_path(path)
+    if not is_own and (classes is None or dataset.example_shape is None):
         raise ValueError(
-            f"data.name: {config.data.name!r} has no images with class labels, which the "
-            "reference models need; for other data call hetjax.fit with a loss of your own"
+            f"data.name: {config.data.name!r} has no class labels or shape of examples, which the "
+            "reference models need. Set model.name='module:function' and loss, or load a "
+            "hetjax.zoo.datasets.Dataset with both"
         )
-    measures = measures_of(dataset.kind, dataset.num_classes)
-    _check(config, dataset, measures)
-    model = models.make(
-        config.model.name,
-        dataset.example_shape,
-        dataset.num_classes,
-        rngs=nnx.Rngs(config.seed),
-        **_model_options(config, dataset),
-    )
-    loss_fn, params = hetjax.nnx_loss(model, measures.loss)
-    return Task(
-        loss_fn,
-        params,
-        hetjax.nnx_metrics(model, measures.metrics),
-        _training(config, dataset),
-        dataset.evals,
-        model,
-        dataset,
-    )
+    own.check_optimizer(config.optimizer)
+    loss, metrics = own.loss(config.loss), own.metrics(config.metrics)
+    measures = None if loss or classes is None else measures_of(dataset.kind, classes)
+    _check(config, dataset, None if metrics else measures)
+    train = _training(config, dataset)
+    options = _model_options(config, dataset)
+    rngs = nnx.Rngs(config.seed)
+    if is_own:
+        given = {"rngs": lambda: rngs, "batch": lambda: own.first_batch(train)}
+        model = own.called("model.name", path, given, dict(config.model.arguments))
+    else:
+        _refuse_arguments("model", config.model)
+        assert classes is not None
+        model = models.make(path, dataset.example_shape or (), classes, rngs=rngs, **options)
+    made = own.model(path, model, loss, metrics, by_kind=measures)
+    return Task(*made, train, dataset.evals, model, dataset)
+
+
+def _refuse_arguments(group: str, fields: Any) -> None:
+    if fields.arguments:
+        raise ValueError(
+            f"{group}.arguments: got {dict(fields.arguments)}, but {fields.name!r} takes none; "
+            "they are of a 'module:function'."
+        )
 
 
 def measures_of(kind: str, num_classes: int) -> Measures:
@@ -98,18 +111,21 @@ def measures_of(kind: str, num_classes: int) -> Measures:
 
 
 def _check(
-    config: config_lib.ExperimentConfig, dataset: datasets.Dataset, measures: Measures
+    config: config_lib.ExperimentConfig, dataset: datasets.Dataset, measures: Measures | None
 ) -> None:
-    """Refuses a model that takes other examples, and a metric that this one does not give."""
+    """Refuses a model that takes other examples, and a metric that this one does not give.
+
+    What one's own functions take and give is seen when the run begins.
+    """
     name = config.model.name
-    if dataset.kind not in models.TAKES[name]:
+    if not parts.is_path(name) and dataset.kind not in models.TAKES[name]:
         fitting = [other for other, kinds in models.TAKES.items() if dataset.kind in kinds]
         raise ValueError(
             f"model.name: got {name!r}, which takes {_and(models.TAKES[name])}; the examples of "
             f"data.name={dataset.name!r} have {dataset.kind!r}. Set it to one of "
             f"{', '.join(fitting)}"
         )
-    if not config.best_by:
+    if not config.best_by or measures is None:
         return
     names = list(measures.names)
     names += [f"ema_{metric}" for metric in names if config.ema]
@@ -136,7 +152,8 @@ def _model_options(
     config: config_lib.ExperimentConfig, dataset: datasets.Dataset
 ) -> dict[str, Any]:
     """The fields `model.…` that the model has; 0 is its own default."""
-    mine = models.options_of(config.model.name)
+    is_own = parts.is_path(config.model.name)
+    mine = () if is_own else models.options_of(config.model.name)
     names = ("hidden", "width", "norm", "blocks", "heads")
     given = {name: getattr(config.model, name) for name in names}
     options = {name: value for name, value in given.items() if name in mine and value != 0}
@@ -144,10 +161,11 @@ def _model_options(
     for name in names:
         if name not in mine and given[name] != getattr(default, name):
             logging.warning(
-                "model.%s=%r has no effect: model.name=%r has no such option.",
+                "model.%s=%r has no effect: model.name=%r has no such option.%s",
                 name,
                 given[name],
                 config.model.name,
+                f" Set model.arguments.{name}." if is_own else "",
             )
     if dataset.kind in models.TAKES["mlp"]:  # numbers, whose range is known
         options["input_max"] = 1.0
@@ -189,8 +207,15 @@ def _training(config: config_lib.ExperimentConfig, dataset: datasets.Dataset) ->
             f"data.num_train: got {wanted}, but {dataset.name!r} has {len(train)} training "
             "examples. Lower it, or set it to 0 for all of them"
         )
+    if wanted and (hasattr(train, "of_run") or hasattr(train, "of_epoch")):
+        raise ValueError(
+            f"data.num_train: got {wanted}, but {dataset.name!r} reads examples anew; take the "
+            "first ones where it loads them"
+        )
     if wanted:
         train = first(train, wanted)
+    if parts.is_path(config.data.augmentation):
+        return hetjax.augmented(train, own.function("data.augmentation", config.data.augmentation))
     if config.data.augmentation != "none":
         if dataset.kind != "image":
             raise ValueError(

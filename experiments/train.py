@@ -62,7 +62,7 @@ def train_and_evaluate(
         task.params,
         optimizers.make_optimizer(config, num_examples=len(task.train)),
         task.train,
-        eval_sources=task.evals,
+        eval_sources=task.evals or None,
         metrics_fn=task.metrics_fn,
         writers=trackers,
         workdir=workdir,
@@ -101,8 +101,10 @@ def main(argv: list[str]) -> None:
     except ValueError as error:
         if place is not None and endings.is_loss_of_others(error):
             raise
+        from experiments import own
+
         watch.tell(f"refused its input: {error}", code=2)
-        _end(str(error))
+        _end(own.told(error))
     if place is None or place.process_id == 0:
         from hetjax.records import results
         from hetjax.report import words

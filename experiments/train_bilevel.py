@@ -233,8 +233,10 @@ def main(argv: list[str]) -> None:
     except ValueError as error:
         if place is not None and endings.is_loss_of_others(error):
             raise
+        from experiments import own
+
         watch.tell(f"refused its input: {error}", code=2)
-        _end(str(error))
+        _end(own.told(error))
     if summary:
         print(table(summary))
         print(f"Report: {workdir / 'report.html'}")

@@ -49,9 +49,9 @@ class Step(NamedTuple):
     state: machine.State | None
 
 
-def make_problem(ridge: float) -> bilevel.Bilevel:
+def make_problem(ridge: float, losses: Any = models.losses) -> bilevel.Bilevel:
     """The two losses, f[n]; an upper batch is `data.Images`, a lower one `Indexed`."""
-    of_rows = make_problem_of_rows(ridge)
+    of_rows = make_problem_of_rows(ridge, losses)
 
     def lower(x: PyTree, y: PyTree, batch: Indexed) -> jax.Array:
         own = x if batch.index is None else x[batch.index]
@@ -60,24 +60,24 @@ def make_problem(ridge: float) -> bilevel.Bilevel:
     return bilevel.Bilevel(of_rows.upper, lower)
 
 
-def make_problem_of_rows(ridge: float) -> bilevel.Bilevel:
+def make_problem_of_rows(ridge: float, losses: Any = models.losses) -> bilevel.Bilevel:
     """The same of `data.Images` alone, with x the numbers of these: for `PerExample`."""
 
     def upper(x: PyTree, y: PyTree, batch: data_lib.Images) -> jax.Array:
         del x
-        return models.losses(y, batch)
+        return losses(y, batch)
 
     def lower(x: PyTree, y: PyTree, batch: data_lib.Images) -> jax.Array:
-        return jax.nn.sigmoid(x) * models.losses(y, batch) + ridge / 2 * models.squares(y)
+        return jax.nn.sigmoid(x) * losses(y, batch) + ridge / 2 * models.squares(y)
 
     return bilevel.Bilevel(upper, lower)
 
 
 def outer_step(
-    config: settings.CleaningConfig, y: PyTree
+    config: settings.CleaningConfig, y: PyTree, losses: Any = models.losses
 ) -> tuple[Step, Callable[[Step, bilevel.Batches], tuple[Step, machine.Info]]]:
     """The first step's input, and one hypergradient with its update of x, to be jitted."""
-    problem, estimator = make_problem(config.lower.ridge), estimators.make(config)
+    problem, estimator = make_problem(config.lower.ridge, losses), estimators.make(config)
     tx = estimators.make_upper(config)
     x: PyTree = jnp.zeros(config.data.num_train)
     if estimators.learns_start(config):
@@ -144,16 +144,17 @@ def clean(
     `train_secs` of a record is the time of the hypergradients and updates, without compiling and
     evaluating.
     """
-    y0 = models.init(config.model, data.train.images.shape[1], data.num_classes, config.seed)
-    first, step = outer_step(config, y0)
+    net = models.net(config, data)
+    problem = make_problem(config.lower.ridge, net.losses)
+    first, step = outer_step(config, net.params, net.losses)
     jitted = jax.jit(step)
     whole = jax.device_put(bilevel.Batches(data.validation, Indexed(data.train, None)))
     batches = in_blocks(whole, config.data.block_size)
     test = jax.device_put(data.test)
     evaluate = jax.jit(
         lambda x, y: (
-            jnp.mean(make_problem(config.lower.ridge).upper(x, y, whole.upper)),
-            jnp.mean(make_problem(config.lower.ridge).lower(x, y, whole.lower)),
+            jnp.mean(problem.upper(x, y, whole.upper)),
+            jnp.mean(problem.lower(x, y, whole.lower)),
         )
     )
     began = time.perf_counter()
@@ -187,8 +188,8 @@ def clean(
             "validation_loss": upper,
             "lower_loss": lower,
             **{name: float(v) for name in _INFO if not isinstance(v := getattr(info, name), tuple)},
-            "test_accuracy": float(models.accuracy(y, test)),
-            "validation_accuracy": float(models.accuracy(y, whole.upper)),
+            "test_accuracy": float(models.accuracy(y, test, net.right)),
+            "validation_accuracy": float(models.accuracy(y, whole.upper, net.right)),
             **told_apart(weights, data),
         }
         history.append(record)
@@ -220,14 +221,15 @@ def ended(
             f"upper.learning_rate={config.upper.learning_rate}"
         )
     _, weights, y, record = best
-    retrained = retrain(config, data, weights)
+    net = models.net(config, data)
+    retrained = retrain(config, data, weights, net)
     edges = np.linspace(0, 1, 41)
     summary = {
         "estimator": estimators.METHODS[config.estimator.name].title,
         "chosen_step": record["step"],
         "diverged": not math.isfinite(history[-1]["validation_loss"]),
         "test_accuracy": record["test_accuracy"],
-        "retrained_test_accuracy": float(models.accuracy(retrained, data.test)),
+        "retrained_test_accuracy": float(models.accuracy(retrained, data.test, net.right)),
         **{name: record[name] for name in told_apart(weights, data)},
         "validation_loss": record["validation_loss"],
         "hypergradients": history[-1]["step"],
@@ -246,14 +248,17 @@ def ended(
     return Cleaned(weights, y, history, summary)
 
 
-def retrain(config: settings.CleaningConfig, data: data_lib.Data, weights: np.ndarray) -> PyTree:
+def retrain(
+    config: settings.CleaningConfig, data: data_lib.Data, weights: np.ndarray, net: models.Net
+) -> PyTree:
     """A model trained on the weighted training examples and validation together."""
     batch = models.both(data.train, data.validation)
     ones = np.ones(len(data.validation.labels), np.float32)
     return models.train(
-        models.init(config.model, batch.images.shape[1], data.num_classes, config.seed),
+        net.params,
         batch,
         np.concatenate([weights, ones]).astype(np.float32),
         config.lower.ridge,
         num_steps=config.retrain_steps,
+        losses=net.losses,
     )

@@ -37,12 +37,13 @@ def clean(
     records = _Records(config, data, workdir, on_record)
     if not keeper.begins_anew(resume) and (saved := _at_its_end(config, workdir)) is not None:
         return records.cleaned(saved), saved
-    y0 = models.init(config.model, data.train.images.shape[1], data.num_classes, config.seed)
+    net = models.net(config, data)
+    y0 = net.params
     x: PyTree = bilevel.PerExample(np.zeros(config.data.num_train, np.float32))
     if estimators.learns_start(config):
         x = bilevel.Learned(x, y0)
     result = hetjax.fit_bilevel(
-        cleaning.make_problem_of_rows(config.lower.ridge),
+        cleaning.make_problem_of_rows(config.lower.ridge, net.losses),
         x,
         y0,
         estimators.make(config),
@@ -55,7 +56,10 @@ def clean(
         callbacks=[records],
         eval_every=config.eval_every,
         eval_sources={"validation": data.validation, "test": data.test},
-        metrics_fn=_metrics,
+        metrics_fn=lambda y, batch: {
+            "accuracy": net.right(y, batch),
+            "loss": net.losses(y, batch),
+        },
         writers=hetjax.writers.by_names(config.writers),
         workdir=None if workdir is None else workdir / RUN,
         resume=resume,
@@ -89,11 +93,6 @@ def lines_of(workdir: pathlib.Path) -> list[dict[str, Any]]:
 
 def _budget(num_microbatches: int) -> dict[str, Any]:
     return {"budget": num_microbatches} if num_microbatches else {}
-
-
-def _metrics(y: PyTree, batch: data_lib.Images) -> dict[str, jax.Array]:
-    is_right = models.logits(y, batch.images).argmax(-1) == batch.labels
-    return {"accuracy": is_right, "loss": models.losses(y, batch)}
 
 
 class _Records:

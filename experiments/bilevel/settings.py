@@ -8,7 +8,8 @@ from typing import Annotated, Any, TypeVar
 import ml_collections
 
 from experiments import config_flag
-from hetjax.config import experiment, groups
+from hetjax import parts
+from hetjax.config import experiment, fields, groups
 from hetjax.config.experiment import to_dict as to_dict
 from hetjax.parts.options import choice, integer, number, text
 from hetjax.zoo import config as zoo_config
@@ -48,7 +49,10 @@ _EXAMPLES = "examples"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Data:
-    name: Annotated[str, choice("digits", "fashion_mnist", "mnist", says="data set")] = "digits"
+    name: Annotated[
+        str, choice("digits", "fashion_mnist", "mnist", or_path=True, says="data set")
+    ] = "digits"
+    arguments: Annotated[Any, fields.ARGUMENTS] = ()
     dir: Annotated[str, text(may_be_empty=True, says="where the original files lie")] = ""
     num_train: Annotated[int, integer(at_least=2, says=f"{_EXAMPLES}, polluted in part")] = 600
     num_validation: Annotated[int, integer(at_least=1, says=f"{_EXAMPLES} with right labels")] = 400
@@ -64,7 +68,8 @@ class Data:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Model:
-    name: Annotated[str, choice("softmax", "mlp", says="model")] = "softmax"
+    name: Annotated[str, choice("softmax", "mlp", or_path=True, says="model")] = "softmax"
+    arguments: Annotated[Any, fields.ARGUMENTS] = ()
     hidden: Annotated[int, integer(at_least=1, says="units of the mlp's hidden layer")] = 300
 
 
@@ -114,6 +119,8 @@ class CleaningConfig:
     ] = 80
     data: Data = dataclasses.field(default_factory=Data)
     model: Model = dataclasses.field(default_factory=Model)
+    loss: Annotated[str, zoo_config.LOSS] = zoo_config.BY_KIND
+    metrics: Annotated[str, zoo_config.METRICS] = zoo_config.BY_KIND
     lower: Lower = dataclasses.field(default_factory=Lower)
     upper: Upper = dataclasses.field(default_factory=Upper)
     estimator: Estimator = dataclasses.field(default_factory=Estimator)
@@ -213,6 +220,13 @@ def validate_train(given: Mapping[str, Any] | ml_collections.ConfigDict) -> "Tra
             f"{', '.join(map(repr, known))} for problem={config.problem!r}."
         )
     if config.problem != "cleaning":
+        given = {"data.name": config.data.name, "model.name": config.model.name}
+        given |= {"loss": config.loss, "metrics": config.metrics}
+        if mine := [name for name, value in given.items() if parts.is_path(value)]:
+            raise ValueError(
+                f"{', '.join(mine)}: problem={config.problem!r} has its own. Set "
+                "problem='cleaning', or leave them out."
+            )
         return config
     if config.data.block_size:
         raise ValueError(
@@ -228,8 +242,8 @@ def validate_train(given: Mapping[str, Any] | ml_collections.ConfigDict) -> "Tra
             raise ValueError(
                 f"{error}\n(Here budget is sums.{name}, or all microbatches where that is 0.)"
             ) from error
-    parts = {name: getattr(checked, name) for name in ("quota", "reducer", "gate")}
-    return dataclasses.replace(config, **parts)
+    made = {name: getattr(checked, name) for name in ("quota", "reducer", "gate")}
+    return dataclasses.replace(config, **made)
 
 
 def of_rounds(config: "TrainConfig") -> dict[str, Any]:

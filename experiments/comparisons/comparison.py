@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 
 from absl import logging
 
-from experiments import command_line
+from experiments import command_line, own
 from experiments.comparisons import kept, pictures, spreads
-from hetjax.config import kinds
+from hetjax.config import experiment, kinds
 from hetjax.zoo import config as config_lib
 
 _CONFIG = config_lib.ExperimentConfig
@@ -48,8 +48,9 @@ class Run(NamedTuple):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """All that its result depends on."""
-        return self.arm.settings(self.seed, self.rate)
+        """All that its result depends on; of one's own modules the digests."""
+        code = own.digests(self.arm.fields)
+        return self.arm.settings(self.seed, self.rate) | ({"code": code} if code else {})
 
 
 def path_of(directory: pathlib.Path) -> pathlib.Path:
@@ -57,8 +58,13 @@ def path_of(directory: pathlib.Path) -> pathlib.Path:
     return directory / "runs.jsonl"
 
 
-def read_arms(texts: Sequence[str], common: Sequence[str]) -> list[Arm]:
+def read_arms(texts: Sequence[str], common: Sequence[str], grid: Sequence[str] = ()) -> list[Arm]:
     """The arms that the flags describe; each named by what sets it apart.
+
+    Args:
+        texts: files, each with fields that are different.
+        common: fields of all arms.
+        grid: a field and its values each, `FIELD=VALUE,VALUE`: an arm for each cell.
 
     Raises:
         ValueError: a file cannot be read, or a field is wrong.
@@ -70,15 +76,18 @@ def read_arms(texts: Sequence[str], common: Sequence[str]) -> list[Arm]:
             described += [(file, []) for file in words[0].split(",") if file]
         elif words:
             described.append((words[0], words[1:]))
+    cells = command_line.cells(grid)
+    described = [(file, [*more, *cell]) for file, more in described for cell in cells]
     if len(described) < 2:
         raise ValueError(
             "--configs: got fewer than two arms to compare. Give it once for each, such as "
-            "--configs=configs/a.py --configs='configs/a.py gate.trigger=first'."
+            "--configs=configs/a.py --configs='configs/a.py gate.trigger=first', or give a "
+            "--grid=FIELD=VALUE,VALUE."
         )
     arms = []
     several_files = len({file for file, _ in described}) > 1
     for file, overrides in described:
-        given = [_override(each, file) for each in [*common, *overrides]]
+        given = command_line.given_fields([*common, *overrides], behind=file)
         loaded = config_lib.load(file).to_dict()
         checked = config_lib.validate(command_line.overridden(_CONFIG, loaded, given))
         names = [pathlib.Path(file).stem] if several_files or not overrides else []
@@ -104,14 +113,6 @@ def _check_rule(config: config_lib.ExperimentConfig, label: str) -> None:
         )
 
 
-def _override(override: str, file: str) -> tuple[str, Any]:
-    """The name and the value of a field, of `NAME=TEXT`."""
-    name, equals, text = override.partition("=")
-    if not equals:
-        raise ValueError(f"{override!r}, behind {file}: must be FIELD=VALUE.")
-    return name, command_line.read_field(_CONFIG, name, text)
-
-
 def train(run: Run, directory: pathlib.Path) -> dict[str, Any]:
     """Does a run and writes its result: the loss of every round, and the summary."""
     import hetjax
@@ -119,11 +120,13 @@ def train(run: Run, directory: pathlib.Path) -> dict[str, Any]:
 
     started = time.perf_counter()
     settings = run.settings
-    config = config_lib.validate(settings)
+    config = config_lib.validate({k: v for k, v in settings.items() if k != "code"})
     try:
         result, diverged = train_lib.train_and_evaluate(config, None, progress=False), False
     except hetjax.NonFiniteError as error:
         result, diverged = error.result, True
+    except ValueError as error:
+        raise ValueError(f"{run.arm.label}, seed {run.seed}: {own.told(error)}") from error
     if result.summary["interrupted"] and not diverged:
         raise KeyboardInterrupt
     lines = result.history
@@ -146,9 +149,13 @@ def _short(value: float | None) -> float | None:
 
 
 def read(run: Run, directory: pathlib.Path) -> dict[str, Any] | None:
-    """The result of a run, if it is there."""
-    found = kept.read(path_of(directory))
-    return next((record for record in found if record["settings"] == run.settings), None)
+    """The result of a run, if it is there; fields that it was kept without have their defaults."""
+    found, wanted = kept.read(path_of(directory)), run.settings
+
+    def is_it(record: dict[str, Any]) -> bool:
+        return experiment.completed(record["settings"], wanted) == wanted
+
+    return next(filter(is_it, found), None)
 
 
 def run_all(runs: Iterable[Run], directory: pathlib.Path, *, jobs: int) -> None:
@@ -302,13 +309,17 @@ def compare(
 def table(found: Comparison) -> str:
     """Markdown: an arm a line."""
     first = found.arms[0].label
+    every = [record["summary"] for of_arm in found.records.values() for record in of_arm.values()]
+    metric = "test_accuracy"
+    if not any(metric in summary for summary in every):  # of examples of one's own
+        metric = every[0].get("judged_by", metric)
     header = (
         "arm",
         "learning rate",
         f"seconds to loss {found.target:.4g}",
         "times as fast",
         "last training loss",
-        "test accuracy",
+        metric.replace("_", " "),
         "examples a second",
         "waiting",
         "returned",
@@ -335,7 +346,7 @@ def table(found: Comparison) -> str:
                 f"not reached by {never} of {len(times)}" if never else f"{stat(times):.4g}",
                 "" if never else f"{stat(ratios):.2f}",
                 f"{stat(found.final_losses(label)):.4f}",
-                f"{stat(s.get('test_accuracy') or math.nan for s in summaries):.3f}",
+                f"{stat(s.get(metric) or math.nan for s in summaries):.3f}",
                 f"{stat(s['examples_per_sec'] for s in summaries):.4g}",
                 f"{statistics.mean(s['waiting_fraction'] for s in summaries):.1%}",
                 f"{statistics.mean(returned):.1%}" if returned else "",

@@ -6,7 +6,7 @@ Every sentence that judges is computed from the results. It needs no JAX.
 import pathlib
 from collections.abc import Mapping, Sequence
 
-from experiments.orders import figures, page, pictures, results, tables
+from experiments.orders import page, pictures, results, tables
 from experiments.orders.arms import ARMS, BASELINE
 from experiments.orders.page import Block
 from experiments.orders.tasks import Task
@@ -25,13 +25,17 @@ def write(directory: pathlib.Path, tasks: Sequence[Task]) -> pathlib.Path:
         )
         for task in single
     }
-    judged = figures.rows([found[task.name] for task in single], bounds)
-    blocks: list[Block] = [
-        page.Heading(TITLE, 1),
-        *_HEAD,
-        page.Heading("Figures"),
-        page.Table(("figure", "target", "reached"), judged),
-    ]
+    blocks: list[Block] = [page.Heading("Example orders", 1)]
+    if not any(task.is_own for task in tasks):
+        from experiments.orders import figures
+
+        judged = figures.rows([found[task.name] for task in single], bounds)
+        blocks = [
+            page.Heading(TITLE, 1),
+            *_HEAD,
+            page.Heading("Figures"),
+            page.Table(("figure", "target", "reached"), judged),
+        ]
     blocks += [
         page.Heading("Gain and balance"),
         page.Text(_BALANCE),
@@ -78,7 +82,7 @@ def _task(directory: pathlib.Path, own: results.Arms, bounds: results.Records) -
 def _group(found: Mapping[str, results.Arms]) -> list[Block]:
     chosen = next(iter(found.values())).task
     says = (
-        f"Variants of {chosen.title} (`configs/{chosen.config}.py`) with "
+        f"Variants of {chosen.title} (`{chosen.shown_file}`) with "
         f"{chosen.experiment.cluster.num_workers} workers, not tuned; training loss."
     )
     return [

@@ -82,8 +82,11 @@ def train(run: Run, data_dir: str | None) -> dict[str, Any]:
     except hetjax.NonFiniteError as error:
         result, diverged = error.result, True
     evals = [line["eval"] for line in result.history if line.get("eval")]
-    losses = [value["train_loss"] for value in evals]
     metric = f"{list(opened.evals)[1]}_{run.task.metric}"
+    for name in ("train_loss", metric):
+        if evals and name not in evals[0]:
+            raise ValueError(f"metrics: orders are judged by {name}, and got {', '.join(evals[0])}")
+    losses = [value["train_loss"] for value in evals]
     return (
         named(run)
         | {

@@ -24,7 +24,7 @@ def setup(task: Task) -> str:
     part = "all of them" if task.every == 1 else f"every {task.every}th of them"
     evaluated = f"the first {task.num_eval:,}" if task.num_eval else "all"
     return (
-        f"`configs/{task.config}.py`, {config.data.num_train:,} examples, {config.epochs} epochs "
+        f"`{task.shown_file}`, {config.data.num_train:,} examples, {config.epochs} epochs "
         f"of {task.epoch_rounds:,} rounds, {config.cluster.num_workers} workers, batch "
         f"{task.batch_size} (microbatches of {config.microbatch_size}), {', '.join(optimizer)}, "
         f"{_emulation(task)}training loss over {part}, {task.metric} over {evaluated} of those "

@@ -9,11 +9,13 @@ import dataclasses
 import functools
 import math
 import pathlib
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import ml_collections
 
+from experiments import command_line, own
 from experiments.orders import arms
 from hetjax.zoo import config as config_lib
 
@@ -38,7 +40,7 @@ class Task:
 
     name: str
     title: str
-    config: str  # a file of `configs/`, without its suffix
+    config: str  # a file of `configs/`, without its suffix; or the path of a file of one's own
     changes: Mapping[str, Any] = dataclasses.field(hash=False)  # of its fields, dotted
     learning_rates: tuple[float, ...]  # ascending; more are added where the best one is at an end
     round_millis: float  # of a plain round, on one core: for the estimate of the time left alone
@@ -50,6 +52,22 @@ class Task:
     convex: bool = False
     group: str = ""  # of tasks that are shown in one table
 
+    @property
+    def file(self) -> pathlib.Path:
+        """That has the configuration."""
+        own = pathlib.Path(self.config)
+        return own if own.suffix else CONFIGS / f"{self.config}.py"
+
+    @property
+    def shown_file(self) -> str:
+        """As a report has it."""
+        return self.config if self.is_own else f"configs/{self.config}.py"
+
+    @property
+    def is_own(self) -> bool:
+        """Whether it is none of the study."""
+        return bool(pathlib.Path(self.config).suffix)
+
     @functools.cached_property
     def experiment(self) -> config_lib.ExperimentConfig:
         """The configuration as the study has it, at the file's own learning rate and seed."""
@@ -58,6 +76,8 @@ class Task:
     @functools.cached_property
     def metric(self) -> str:
         """What is measured of the set that is evaluated, beside its loss."""
+        if self.is_own:
+            return self.changes.get("best_by") or self._file().best_by or "loss"
         return self._file().best_by or "accuracy"
 
     @property
@@ -90,7 +110,9 @@ class Task:
         """
         defaults = config_lib.to_dict(config_lib.validate({}))
         found = _difference(config_lib.to_dict(self.experiment), defaults)
-        return {"config": found, "every": self.every, "num_eval": self.num_eval}
+        code = own.digests(found)
+        more = {"code": code} if code else {}
+        return {"config": found, "every": self.every, "num_eval": self.num_eval, **more}
 
     def configured(
         self, run: "Run", data_dir: str | None, changes: Mapping[str, Any] | None = None
@@ -100,7 +122,7 @@ class Task:
             {
                 "seed": run.seed,
                 "optimizer.learning_rate": run.learning_rate,
-                "data.dir": data_dir or "",
+                **({"data.dir": data_dir} if data_dir else {}),
                 **{f"ordering.{k}": v for k, v in arms.ARMS[run.arm].ordering.items()},
                 **(changes or {}),
             }
@@ -118,12 +140,64 @@ class Task:
         return tuning + len(self.seeds) - 1 + (len(self.seeds) if self.same_rate else 0)
 
     def _file(self) -> ml_collections.ConfigDict:
-        return config_lib.load(CONFIGS / f"{self.config}.py")
+        return config_lib.load(self.file)
 
     def _checked(self, changes: Mapping[str, Any]) -> config_lib.ExperimentConfig:
-        given = self._file()
-        given.update_from_flattened_dict({**COMMON, **self.changes, **changes})
-        return config_lib.validate(given)
+        given = {**COMMON, **self.changes, **changes}.items()
+        loaded = self._file().to_dict()
+        return config_lib.validate(
+            command_line.overridden(config_lib.ExperimentConfig, loaded, given)
+        )
+
+
+def of_file(
+    text: str,
+    common: Sequence[str],
+    *,
+    rates: Sequence[float],
+    seeds: Sequence[int],
+    orders: Sequence[str],
+) -> Task:
+    """A task of one's own: a file and, behind it, fields that are different.
+
+    Workers have a microbatch a round of a shard of their own, as in the study, and an epoch is as
+    many whole rounds as the training examples fill.
+
+    Raises:
+        ValueError: the file or a field is wrong, an order is not known, or nothing is evaluated.
+    """
+    from experiments import tasks as tasks_lib
+
+    file, *fields = text.split()
+    given = dict(command_line.given_fields([*common, *fields], behind=file))
+    if wrong := [each for each in orders if each not in arms.ARMS]:
+        raise ValueError(f"--orders: got {', '.join(wrong)}, must be of {', '.join(arms.ARMS)}.")
+    title = " ".join([pathlib.Path(file).stem, *fields])
+    task = Task(
+        name="-".join(re.findall(r"\w+", title)),
+        title=title,
+        config=file,
+        changes=given,
+        learning_rates=tuple(sorted(rates)),
+        round_millis=5.0,
+        arms=tuple(dict.fromkeys([arms.BASELINE, *orders])),
+        seeds=tuple(seeds),
+    )
+    workers = given.get("cluster.num_workers") or task._file().cluster.num_workers
+    local = {"local": "virtual"} if workers > 4 else {}
+    task = dataclasses.replace(task, changes={**local, **given, "budget": workers})
+    config = task.experiment
+    data = tasks_lib.load(config.data)
+    if not data.evals:
+        raise ValueError(f"{file}: {config.data.name!r} has no set beside 'train' to evaluate.")
+    size = (config.data.num_train or len(data.train)) // task.batch_size * task.batch_size
+    if not size:
+        raise ValueError(f"{file}: {len(data.train)} examples fill no round of {task.batch_size}.")
+    return dataclasses.replace(
+        task,
+        changes={**task.changes, "data.num_train": size},
+        learning_rates=task.learning_rates or (config.optimizer.learning_rate,),
+    )
 
 
 class Run(NamedTuple):

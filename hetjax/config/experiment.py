@@ -50,8 +50,9 @@ def plain(config: Any) -> dict[str, Any]:
         )
     for group in nested.keys() & kinds.KINDS.keys():
         nested[group] = fields.beside(nested[group])
-    if "rule" in nested:
-        nested["rule"][kinds.ARGUMENTS] = dict(nested["rule"][kinds.ARGUMENTS])
+    for each in nested.values():
+        if isinstance(each, dict) and isinstance(each.get(kinds.ARGUMENTS), tuple):
+            each[kinds.ARGUMENTS] = dict(each[kinds.ARGUMENTS])
     return nested
 
 

@@ -23,7 +23,7 @@ import functools
 import importlib
 import inspect
 import json
-import re
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
@@ -40,6 +40,7 @@ from hetjax.parts.options import (
     option,
     options_of,
 )
+from hetjax.parts.options import is_path as is_path
 
 __all__ = [
     "Facts",
@@ -308,14 +309,6 @@ def shown(given: Any) -> str:
     return f"{'an' if name[0] in 'AEIOU' else 'a'} {name}"
 
 
-_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
-
-
-def is_path(name: str) -> bool:
-    """Whether a name has the form `module:function`."""
-    return _PATH.fullmatch(name) is not None
-
-
 def load(path: str) -> Callable[..., Any]:
     """Imports the factory at `module:function`.
 
@@ -328,11 +321,25 @@ def load(path: str) -> Callable[..., Any]:
     Raises:
       ValueError: there is no such module or function, or it is no factory.
     """
-    module, _, name = path.partition(":")
-    try:
-        found = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"{path!r} cannot be imported: {error}") from error
+    found = imported(path)
     if not is_factory(found):
         raise ValueError(f"{path!r} is no factory of parts; put @hetjax.parts.factory above it")
     return found
+
+
+def imported(path: str) -> Any:
+    """What is at `module:name`.
+
+    Args:
+      path: such as "my.module:build".
+
+    Raises:
+      ValueError: there is no such module, or no such name in it.
+    """
+    module, _, name = path.partition(":")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        is_lost = getattr(error, "name", None) == module.partition(".")[0]
+        way = f". Modules are looked for in {os.getcwd()} and in PYTHONPATH" if is_lost else ""
+        raise ValueError(f"{path!r} cannot be imported: {error}{way}") from error

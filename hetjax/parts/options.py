@@ -34,6 +34,14 @@ _MOST_SHOWN = 200  # characters of a value in a message
 _TRUTHS = dict.fromkeys(("true", "t", "1"), True) | dict.fromkeys(("false", "f", "0"), False)
 
 
+_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
+
+
+def is_path(name: str) -> bool:
+    """Whether a name has the form `module:function`."""
+    return _PATH.fullmatch(name) is not None
+
+
 class Refused(Exception):
     """A rule's answer to a value that it does not take."""
 
@@ -258,22 +266,31 @@ def text(*, may_be_empty: bool = False, says: str = "") -> Option:
     return Option(Rule(allowed, parse, read=str), "", says)
 
 
-def choice(*names: str, why: Mapping[str, str] = MappingProxyType({}), says: str = "") -> Option:
+def choice(
+    *names: str,
+    why: Mapping[str, str] = MappingProxyType({}),
+    or_path: bool = False,
+    says: str = "",
+) -> Option:
     """One of a few names.
 
     Args:
         names: that are allowed.
         why: of names that people try and that are none, the reason; in lower case, without signs.
+        or_path: whether the import path of a function of one's own is allowed, too.
         says: what it is.
     """
 
     def parse(value: Any) -> str:
-        if not isinstance(value, str) or value not in names:
+        is_own = or_path and isinstance(value, str) and is_path(value)
+        if not is_own and (not isinstance(value, str) or value not in names):
             plain_name = re.sub(r"[^a-z]", "", str(value).lower())
             raise Refused(*(why[plain_name],) if plain_name in why else ())
         return value
 
-    return Option(Rule(f"one of {', '.join(names)}", parse, names, read=str), "", says)
+    own = ", or 'module:function' of your own" if or_path else ""
+    allowed = f"one of {', '.join(names)}{own}"
+    return Option(Rule(allowed, parse, names, read=str), "", says)
 
 
 def several(one: Option, *, unit: str = "", says: str = "") -> Option:

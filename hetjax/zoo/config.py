@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from hetjax import extras
-from hetjax.config import checks, experiment, files, groups
+from hetjax.config import checks, experiment, fields, files, groups
 from hetjax.config.experiment import to_dict as to_dict
 from hetjax.parts.options import choice, flag, integer, names, number, several, text
 from hetjax.zoo import config_files
@@ -31,14 +31,20 @@ WRITERS = names(
     "csv",
     says="trackers that get the line of each round, such as tensorboard,csv; below the workdir",
 )
-_LINE_SEARCHES = ("lbfgs", "lbfgsb", "bfgs", "newton", "newtoncg", "cg", "linesearch")
+BY_KIND = "by_kind"
+LOSS = choice(BY_KIND, or_path=True, says="what is minimised, by the kind of the examples")
+METRICS = choice(BY_KIND, or_path=True, says="what is measured of an evaluated set, likewise")
+_MODELS = "logistic mlp lenet small_cnn resnet8 resnet18 bag_of_words lstm transformer forecaster"
+_LINE_SEARCHES = dict.fromkeys(
+    ("lbfgs", "lbfgsb", "bfgs", "newton", "newtoncg", "cg", "linesearch"), groups.LINE_SEARCH
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NamedDataConfig:
     """Which data set it is, and where it lies."""
 
-    name: Annotated[str, text(says="a builder of ours, or any prepared TFDS data set")] = "digits"
+    name: Annotated[str, text(says="ours, prepared by TFDS, or 'module:function'")] = "digits"
     dir: Annotated[str, text(may_be_empty=True, says="of the data; '': the default directory")] = ""
 
 
@@ -47,8 +53,10 @@ class DataConfig(groups.DataConfig, NamedDataConfig):
     """What the examples are and how they reach the workers."""
 
     num_train: Annotated[int, integer(says="use only the first num_train examples; 0: all")] = 0
+    arguments: Annotated[Any, fields.ARGUMENTS] = ()
     augmentation: Annotated[
-        str, choice("none", "crops_and_flips", says="of images: other views in each epoch")
+        str,
+        choice("none", "crops_and_flips", or_path=True, says="other views in each epoch"),
     ] = "none"
     vocabulary: Annotated[
         int, integer(says="of wikitext2: the most frequent words that are kept; 0: all")
@@ -68,23 +76,10 @@ class DataConfig(groups.DataConfig, NamedDataConfig):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """Which of the reference models is trained."""
+    """Which model is trained: one of the reference models, or one's own."""
 
-    name: Annotated[
-        str,
-        choice(
-            "logistic",
-            "mlp",
-            "lenet",
-            "small_cnn",
-            "resnet8",
-            "resnet18",
-            "bag_of_words",
-            "lstm",
-            "transformer",
-            "forecaster",
-        ),
-    ] = "small_cnn"
+    name: Annotated[str, choice(*_MODELS.split(), or_path=True)] = "small_cnn"
+    arguments: Annotated[Any, fields.ARGUMENTS] = ()
     hidden: Annotated[
         tuple[int, ...],
         several(integer(at_least=1), says="widths of the layers of mlp, lstm, forecaster"),
@@ -103,9 +98,8 @@ class ModelConfig:
 class OptimizerConfig:
     """The update, and its learning rate over time (in nominal epochs)."""
 
-    name: Annotated[
-        str, choice("sgd", "adam", "adamw", why=dict.fromkeys(_LINE_SEARCHES, groups.LINE_SEARCH))
-    ] = "sgd"
+    name: Annotated[str, choice("sgd", "adam", "adamw", or_path=True, why=_LINE_SEARCHES)] = "sgd"
+    arguments: Annotated[Any, fields.ARGUMENTS] = ()
     learning_rate: Annotated[float, number(above=0.0, says="the highest of the schedule")] = 0.05
     momentum: Annotated[float, number(at_least=0.0, below=1.0, says="of sgd")] = 0.9
     nesterov: Annotated[bool, flag(says="of sgd: momentum looks ahead")] = False
@@ -132,7 +126,7 @@ class OptimizerConfig:
 def _with_own_groups_behind_data(config: type[_Config]) -> type[_Config]:
     """The same class; messages and `--help` list what is trained before how it is trained."""
     of_run = dict(config.__dataclass_fields__)
-    own = {name: of_run.pop(name) for name in ("model", "optimizer", "writers")}
+    own = {name: of_run.pop(name) for name in ("model", "loss", "metrics", "optimizer", "writers")}
     behind = list(of_run).index("data") + 1
     items = list(of_run.items())
     config.__dataclass_fields__ = dict([*items[:behind], *own.items(), *items[behind:]])
@@ -146,6 +140,8 @@ class ExperimentConfig(groups.ExperimentConfig):
 
     data: DataConfig = dataclasses.field(default_factory=DataConfig)
     model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
+    loss: Annotated[str, LOSS] = BY_KIND
+    metrics: Annotated[str, METRICS] = BY_KIND
     optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
     writers: Annotated[tuple[str, ...], WRITERS] = ()
 

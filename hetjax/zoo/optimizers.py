@@ -2,7 +2,7 @@
 
 import optax
 
-from hetjax import schedules
+from hetjax import parts, schedules
 from hetjax.zoo import config as config_lib
 
 
@@ -40,7 +40,8 @@ def make_optimizer(
 ) -> optax.GradientTransformation:
     """Clipping (of the round's reduced gradient), then SGD, Adam or AdamW, then the schedule.
 
-    Weight decay is added to the gradient for `sgd` and `adam`, and decoupled for `adamw`.
+    Weight decay is added to the gradient, and decoupled for `adamw`. In the place of Adam stands
+    what a function of one's own makes, such as `optax.scale_by_lion`.
     """
     optimizer = config.optimizer
     links: list[optax.GradientTransformation] = []
@@ -52,6 +53,8 @@ def make_optimizer(
             links += [*decay, optax.scale_by_adam()]
         case "adamw":
             links += [optax.scale_by_adam(), *decay]
+        case path if parts.is_path(path):
+            links += [*decay, parts.imported(path)(**dict(optimizer.arguments))]
         case _:
             momentum = optimizer.momentum
             trace = [optax.trace(momentum, nesterov=optimizer.nesterov)] if momentum else []

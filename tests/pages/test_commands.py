@@ -9,7 +9,7 @@ import pytest
 
 from hetjax.zoo import config
 from tests import programs
-from tests.pages.blocks import PAGES, ROOT, blocks_of, name_of, without_code
+from tests.pages.blocks import PAGES, ROOT, blocks, blocks_of, name_of, without_code
 
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 OURS = ("hetjax", "experiments")
@@ -79,7 +79,11 @@ COMMANDS = {
 
 @pytest.fixture
 def checkout(tmp_path):
-    """A directory as a reader has it, with the record of the README's first command."""
+    """A directory as a reader has it, with the record of the README's first command.
+
+    And with the file that a page has a reader write.
+    """
+    (tmp_path / "my_config.py").write_text(blocks(ROOT / "docs/commands.md")[1][1])
     for name in ("configs", "experiments", "hetjax", "tests"):
         (tmp_path / name).symlink_to(ROOT / name)
     (tmp_path / "runs/digits").mkdir(parents=True)
