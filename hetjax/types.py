@@ -97,12 +97,7 @@ class Shared(NamedTuple):
     params: PyTree  # the worker's replica
     given: PyTree = ()  # values of this round, the same for all workers, e.g. a vector
     model_state: PyTree = ()  # of the model, as the round begins; () where it keeps none
-    named: Named = UNNAMED
-
-    def to(self, params: PyTree, kept: "Kept") -> "Shared":
-        """What is the same for all workers, with what is a worker's own."""
-        named = self.named._replace(values=kept.values)
-        return Shared(params, self.given, kept.model_state, named)
+    named: Named = UNNAMED  # `frozen` in a rule's `add` alone
 
 
 class Tally(NamedTuple):
@@ -156,6 +151,11 @@ class Kept(NamedTuple):
     worker: PyTree = ()
     model_state: PyTree = ()
     values: PyTree = ()
+
+
+def shared(params: PyTree, given: PyTree, kept: Any, frozen: PyTree = ()) -> Shared:
+    """What a round hands out, of what workers have `Kept`."""
+    return Shared(params, given, kept.model_state, Named(frozen, kept.values))
 
 
 class TrainState(NamedTuple):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -48,12 +47,11 @@ def loss_of(
 
     Args:
       caller: the adapter.
-      call: `(params, state, frozen, keys, asked) -> (asked(model), new state)`, with a key a
-        stream.
+      call: `(params, state, keys, asked) -> (asked(model), new state)`, with a key a stream.
       state: of the model, at the beginning.
       frozen: what else the model has, and training does not change.
-      function: the user's, `(model, batch)` and what it names: `rngs`, `rng`, `mask`, `frozen`,
-        `values`.
+      function: the user's, `(model, batch)` and what it names: `rngs`, `rng`, and of
+        `named.NAMES`.
       streams: names of the model's random streams.
       rngs_of: from a key to what the function gets as `rngs`; None: a key a stream.
 
@@ -61,7 +59,8 @@ def loss_of(
       ValueError: it takes a mask by place, and the model keeps no state.
     """
     keeps_state = bool(jax.tree.leaves(state))
-    names = parts.asked_for(function, ("rngs", "rng", *named_lib.NAMES), 2)
+    function = named_lib.giving(function, 2)
+    names = parts.asked_for(function, ("rngs", "rng"))
     by_place = not parts.takes(function, 2, *names)  # a mask of any name
     if by_place and not keeps_state:
         raise ValueError(f"{caller}: the function takes a mask or more; the model keeps no state")
@@ -69,75 +68,55 @@ def loss_of(
     def keys_of(key: jax.Array) -> dict[str, jax.Array]:
         return {name: fold(key, index) for index, name in enumerate(streams)}
 
-    def losses_of(params: Any, state: Any, batch: Any, key: Any, *mask: Any, **named: Any) -> Any:
-        named |= dict(zip(("mask",), mask, strict=False))
+    def losses_of(params: Any, state: Any, batch: Any, key: jax.Array, *mask: Any) -> Any:
         if (streams or names) and not is_one_key(key):
-            of_each = {name: named.pop(name) for name in ("mask",) if name in named}
 
             def after(state: Any) -> Any:
-                return losses_of(params, state, batch, key[0], **of_each, **named)[1]
+                return losses_of(params, state, batch, key[0], *mask)[1]
 
             def of_one(given: Any, key: jax.Array) -> Any:
-                return losses_of(params, state, given[0], key, **given[1], **named)[0]
+                return losses_of(params, state, given[0], key, *given[1:])[0]
 
             if keeps_state and any(forwarding.changed(after, state)):
                 raise ValueError(f"{caller}: with per_example_rng no call may change the state")
-            return each_key(of_one, (batch, of_each), key), state
+            return each_key(of_one, (batch, *mask), key), state
 
-        of_model = named.get("frozen", carried)
-        made: dict[str, Callable[[], Any]] = {
+        values: dict[str, Callable[[], Any]] = {
             "rngs": lambda: (rngs_of or keys_of)(fold(key, len(streams))),
             "rng": lambda: fold(key, len(streams) + 1),
         }
 
         def asked(model: Any) -> Any:
-            given = given_to(function, {**named, "frozen": of_model.given})
-            given |= {name: made[name]() for name in names if name in made}
-            return function(model, batch, *((named["mask"],) if by_place else ()), **given)
+            given = {name: values[name]() for name in names}
+            return function(model, batch, *mask, **given)
 
-        return call(params, state, of_model.model, keys_of(key), asked)
+        return call(params, state, keys_of(key), asked)
 
-    def loss_fn(params: Any, batch: Any, rng: jax.Array, **named: Any) -> Any:
-        return losses_of(params, state, batch, rng, **named)[0]
+    def with_mask(params: Any, state: Any, batch: Any, rng: jax.Array, mask: Any) -> Any:
+        return losses_of(params, state, batch, rng, mask)
 
-    carried = named_lib.OfModel(frozen)
-    asks = named_lib.asks_of(function, 2, carried)
-    if by_place:
-        asks.append(inspect.Parameter("mask", inspect.Parameter.KEYWORD_ONLY))
-    if keeps_state:
-        signed = named_lib.signed(losses_of, asks, "params", "state", "batch", "rng")
-        return stateful.StatefulLoss(signed, state)
-    return named_lib.signed(loss_fn, asks, "params", "batch", "rng")
+    def loss_fn(params: Any, batch: Any, rng: jax.Array) -> Any:
+        return losses_of(params, state, batch, rng)[0]
+
+    made: Any = (with_mask if by_place else losses_of) if keeps_state else loss_fn
+    made = carrying(made, function, frozen)
+    return stateful.StatefulLoss(made, state) if keeps_state else made
 
 
-def given_to(function: Callable[..., Any], named: dict[str, Any]) -> dict[str, Any]:
-    """Of what there is by name, what a function of a model and a batch asks for."""
-    names = named_lib.asked(function, 2)
-    return {name: named[name] for name in names if jax.tree.leaves(named.get(name, ()))}
+def carrying(made: Any, function: Any, frozen: Any) -> Any:
+    """What an adapter made of a user's function, with what this asks for and a model has."""
+    made.asks = getattr(function, "asks", ())
+    made.frozen = frozen if jax.tree.leaves(frozen) else None
+    return made
 
 
 def metrics_of(call: Callable[..., Any], state: Any, frozen: Any, function: Any) -> MetricsFn:
-    """`(params, state, batch)`, or without the state where the model keeps none.
+    """`call(params, state, batch)`, or without the state where the model keeps none."""
 
-    Args:
-      call: `(params, state, frozen, asked) -> asked(model)`.
-      state, frozen: as of `loss_of`.
-      function: the user's, `(model, batch)` and what it names: `mask`, `frozen`, `values`.
-    """
-    carried = named_lib.OfModel(frozen)
+    def without_state(params: Any, batch: Any) -> Any:
+        return call(params, state, batch)
 
-    def metrics(params: Any, state: Any, batch: Any, **named: Any) -> Any:
-        of_model = named.get("frozen", carried)
-        given = given_to(function, {**named, "frozen": of_model.given})
-        return call(params, state, of_model.model, lambda model: function(model, batch, **given))
-
-    def without_state(params: Any, batch: Any, **named: Any) -> Any:
-        return metrics(params, state, batch, **named)
-
-    asks = named_lib.asks_of(function, 2, carried)
-    if jax.tree.leaves(state):
-        return named_lib.signed(metrics, asks, "params", "state", "batch")
-    return named_lib.signed(without_state, asks, "params", "batch")
+    return carrying(call if jax.tree.leaves(state) else without_state, function, frozen)
 
 
 def check_model(caller: str, model: Any, wanted: type) -> None:

@@ -11,6 +11,7 @@ from flax.core import meta
 
 from hetjax.adapters import fits
 from hetjax.losses import forwarding
+from hetjax.losses import named as named_lib
 
 Filter = Callable[[tuple[str, ...], Any], bool]
 
@@ -39,7 +40,7 @@ def linen_loss(
       streams: names of the random streams that the module uses.
       wrt: `(path, array) -> bool`: which parameters are trained, such as
         `lambda path, _: "lora" in path`; `path` is a tuple of names. The others are frozen: they
-        lie on each device once, and are no constants of the compiled program. None: all.
+        lie on each device once, and are no constants of a program. None: all.
       mutable: collections that training may change without gradients. Where `variables` has none
         of them, nothing may change.
 
@@ -58,8 +59,8 @@ def linen_loss(
     if "_overwrite_with_gradient" in variables:
         raise ValueError("linen_loss: gradients overwrite Fp8 scales; give dtype=jnp.bfloat16")
 
-    def call(params: Any, state: Any, frozen: Any, keys: dict[str, Any], asked: Any) -> Any:
-        model = caller.model(params, state, frozen, rngs=keys)
+    def call(params: Any, state: Any, keys: dict[str, Any], asked: Callable[[Any], Any]) -> Any:
+        model = caller.model(params, state, rngs=keys)
         return asked(model), model.state
 
     of_model = caller.state, caller.frozen
@@ -92,10 +93,12 @@ def linen_metrics(
     fits.check_model("linen_metrics", module, linen.Module)
     caller = _Caller("linen_metrics", module, variables, wrt, mutable)
 
-    def call(params: Any, state: Any, frozen: Any, asked: Callable[[Any], Any]) -> Any:
-        return asked(caller.model(params, state, frozen))
+    function = named_lib.giving(per_example_metrics, 2)
 
-    return fits.metrics_of(call, caller.state, caller.frozen, per_example_metrics)
+    def metrics_of(params: Any, state: Any, batch: Any) -> Any:
+        return function(caller.model(params, state), batch)
+
+    return fits.metrics_of(metrics_of, caller.state, caller.frozen, function)
 
 
 def linen_variables(
@@ -167,24 +170,24 @@ class _Caller:
             paths = map(".".join, traverse_util.flatten_dict(self._all))
             raise ValueError(f"{caller}: wrt chooses none of the parameters {fits.named(paths)}")
 
-    def variables(self, params: Any, state: Any, frozen: Any = None) -> dict[str, Any]:
-        """All variables, with these parameters and this state; frozen ones by default its own.
+    def variables(self, params: Any, state: Any) -> dict[str, Any]:
+        """All variables, with these parameters and this state.
 
         Raises:
           ValueError: they are of another model.
         """
         fits.check_params(self._caller, params, self.params)
         fits.check_params(self._caller, state, self.state, "model_state")
-        constants = dict(self.frozen if frozen is None else frozen)
+        constants = dict(named_lib.of_model(self.frozen))
         rest = constants.pop("params")
         if self._wrt is not None:
             whole = traverse_util.flatten_dict(rest, keep_empty_nodes=True)
             params = traverse_util.unflatten_dict(whole | traverse_util.flatten_dict(params))
         return {"params": params, **state, **constants}
 
-    def model(self, params: Any, state: Any, frozen: Any, **rngs: Any) -> _Model:
+    def model(self, params: Any, state: Any, **rngs: Any) -> _Model:
         """What is called like the module."""
-        return _Model(self, self.variables(params, state, frozen), rngs)
+        return _Model(self, self.variables(params, state), rngs)
 
     def apply(
         self, variables: dict[str, Any], args: tuple, kwargs: dict[str, Any]

@@ -12,6 +12,7 @@ from flax import errors, nnx
 
 from hetjax.adapters import fits
 from hetjax.losses import forwarding
+from hetjax.losses import named as named_lib
 
 _HINT = "Keep it as a variable, by nnx_loss(…, state=…); if it is trained call nnx.clone(layer)"
 
@@ -33,7 +34,7 @@ def nnx_loss(
         `rng`, a key; `mask f32[B]`, 0 for padding, which a BatchNorm takes; `frozen` and `values`,
         which `fit` is given.
       wrt: a filter of NNX: which variables are trained, such as `nnx.LoRAParam`. The others are
-        frozen: they lie on each device once, and are no constants of the compiled program.
+        frozen: they lie on each device once, and are no constants of a program.
       state: a filter of NNX: which variables training may change without gradients.
 
     Returns:
@@ -51,13 +52,13 @@ def nnx_loss(
     maker = _Maker("nnx_loss", nnx.clone(model), wrt, state)
     streams = sorted({str(key.tag) for _, key in nnx.to_flat_state(nnx.state(model, nnx.RngKey))})
 
-    def call(params: Any, state: Any, frozen: Any, keys: dict[str, Any], asked: Any) -> Any:
+    def call(params: Any, state: Any, keys: dict[str, Any], asked: Callable[[Any], Any]) -> Any:
         def seeded(built: Any) -> Any:
             if keys:
                 nnx.reseed(built, policy="match_shape", **keys)
             return asked(built)
 
-        return maker.call(params, seeded, state, frozen)
+        return maker.call(params, seeded, state)
 
     more: dict[str, Any] = {"streams": streams, "rngs_of": nnx.Rngs}
     of_model = maker.state, maker.frozen
@@ -88,11 +89,12 @@ def nnx_metrics(
     copy = nnx.clone(model)
     copy.eval()
     maker = _Maker("nnx_metrics", copy, wrt, state)
+    function = named_lib.giving(per_example_metrics, 2)
 
-    def call(params: Any, state: Any, frozen: Any, asked: Callable[[Any], Any]) -> Any:
-        return maker.call(params, asked, state, frozen)[0]
+    def metrics_of(params: Any, state: Any, batch: Any) -> Any:
+        return maker.call(params, lambda built: function(built, batch), state)[0]
 
-    return fits.metrics_of(call, maker.state, maker.frozen, per_example_metrics)
+    return fits.metrics_of(metrics_of, maker.state, maker.frozen, function)
 
 
 @jax.transfer_guard("allow")
@@ -137,7 +139,8 @@ class _Maker:
 
     def __init__(self, caller: str, model: nnx.Module, wrt: Any, state: Any) -> None:
         self._caller = caller
-        parts: Any = nnx.split(model, wrt, state, nnx.All(nnx.Not(nnx.RngState), _is_array), ...)
+        is_frozen = nnx.All(nnx.Not(nnx.RngState), _is_array)
+        parts: Any = nnx.split(model, wrt, state, is_frozen, ...)
         self._graph, self._trained, self._state, self._frozen, self._rest = parts
         self.frozen = nnx.to_pure_dict(self._frozen)
         self.params = nnx.to_pure_dict(self._trained)
@@ -149,8 +152,8 @@ class _Maker:
         self._constant = nnx.Not(nnx.Any(self._changes, nnx.RngState, nnx.Intermediate))
         self._handed_on: set[Any] = set()  # paths of those that a trace has found unchanged
 
-    def build(self, params: Any, model_state: Any, frozen: Any = None) -> Any:
-        """The model with these parameters and this state; frozen variables by default its own.
+    def build(self, params: Any, model_state: Any) -> Any:
+        """The model with these parameters and this state.
 
         Raises:
           ValueError: they are of another model.
@@ -159,6 +162,7 @@ class _Maker:
         # random streams), and those of another trace may not be changed.
         parts = self._trained, self._state, self._frozen, self._rest
         variables = jax.tree.map(lambda leaf: leaf, parts)
+        nnx.replace_by_pure_dict(variables[2], named_lib.of_model(self.frozen))
         for name, of_name, given, own in (
             ("params", variables[0], params, self.params),
             ("model_state", variables[1], model_state, self.state),
@@ -167,12 +171,10 @@ class _Maker:
             fits.check_params(self._caller, plain, own, name)
             # Arrays of JAX: a model that runs eagerly would write into NumPy's own.
             nnx.replace_by_pure_dict(of_name, jax.tree.map(jnp.asarray, plain))
-        if frozen is not None:
-            nnx.replace_by_pure_dict(variables[2], frozen)
         return nnx.merge(self._graph, *variables)
 
     def call(
-        self, params: Any, function: Callable[[Any], Any], model_state: Any, frozen: Any
+        self, params: Any, function: Callable[[Any], Any], model_state: Any
     ) -> tuple[Any, Any]:
         """`(function(model), the model's state afterwards)`.
 
@@ -182,7 +184,7 @@ class _Maker:
         """
 
         def again(before: Any) -> Any:
-            built = self.build(params, model_state, frozen)
+            built = self.build(params, model_state)
             nnx.update(built, before)
             function(built)
             if (once := _attributes(built)) != attributes:  # each call may set the same
@@ -190,7 +192,7 @@ class _Maker:
                 changed.extend(path for path, _ in _attributes(built).items() - once.items())
             return jax.tree.leaves(nnx.state(built, self._constant))
 
-        built = self.build(params, model_state, frozen)
+        built = self.build(params, model_state)
         before, attributes = nnx.state(built, self._constant), _attributes(built)
         values = dict(jax.tree.leaves_with_path(before))
         try:

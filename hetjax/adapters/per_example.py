@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from hetjax import debugging
 from hetjax.adapters import fits
+from hetjax.losses import named as named_lib
 
 OneExampleLoss = Callable[[Any, Any, jax.Array], Any]
 
@@ -25,7 +26,7 @@ def per_example(one_example_loss: OneExampleLoss) -> Callable[[Any, Any, jax.Arr
         one_example_loss: `(params, example, rng) -> loss f[]`, `(loss f[], weight f[])` or a
             `hetjax.Losses` of such. The leaves of `example` have no axis of the batch. For an
             example with several losses, such as one a token: `(losses f[T], weights f[T])`. It
-            takes what it names besides: `frozen`, `values`, and `mask f[]`, 0 for padding.
+            takes what it names besides: `frozen`, `values`.
 
     Returns:
         `loss_fn(params, batch, rng)`. With `per_example_rng=True` the key of an example is
@@ -40,17 +41,14 @@ def per_example(one_example_loss: OneExampleLoss) -> Callable[[Any, Any, jax.Arr
         [1.0, 4.0]
     """
 
+    one_example_loss = named_lib.giving(one_example_loss, 3, ("frozen", "values"))
+
     @functools.wraps(one_example_loss)
-    def loss_fn(params: Any, batch: Any, rng: jax.Array, **named: Any) -> Any:
+    def loss_fn(params: Any, batch: Any, rng: jax.Array) -> Any:
         keys = rng
         if fits.is_one_key(rng):
             keys = jax.random.split(rng, jnp.shape(jax.tree.leaves(batch)[0])[0])
-        each = {name: named.pop(name) for name in ("mask",) if name in named}
-
-        def one(example: Any, key: jax.Array, of_example: dict[str, Any]) -> Any:
-            return one_example_loss(params, example, key, **of_example, **named)
-
-        return debugging.each(one, batch, keys, each)
+        return debugging.each(functools.partial(one_example_loss, params), batch, keys)
 
     loss_fn.examples_are_apart = True  # type: ignore[attr-defined]
     return loss_fn

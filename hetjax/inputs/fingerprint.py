@@ -29,18 +29,14 @@ from hetjax.losses import named as named_lib
 _WHOLE_BYTES = 1 << 28  # of arrays, up to which all of the data are looked at
 _SAMPLE = 1024  # examples of larger arrays, evenly spaced
 _WAY = 2  # of making digests; hetjax had another one before
-PROGRAMS = (
-    *("loss", "optimizer", "rule", "update of values"),
-    *("upper loss", "upper rule", "estimator"),
-)
+PROGRAMS = ("loss", "optimizer", "rule", "goes on", "upper loss", "upper rule", "estimator")
 """Written otherwise by another JAX; and on another platform, where a function looks at that."""
 _MEANING = {
     "examples": "the data have {here} examples, and had {there}",
     "values": "the data hold other values",
     "params": "the initial parameters have other values",
     "frozen": "the frozen arrays have other values",
-    "begun values": "the first of values= are others",
-    "update of values": "values= goes on otherwise, or with other constants",
+    "goes on": "values= begins or goes on otherwise, or with other constants",
     "loss": "the loss computes something else, or with other constants",
     "optimizer": extra_arguments.OTHERWISE,
     "rule": "the local rule computes something else, or with other constants",
@@ -61,13 +57,14 @@ def make(
     config: config_lib.ExperimentConfig,
     rule: rules.LocalRule,
     per_example_rng: bool,
+    by_name: named_lib.Beside,
 ) -> dict[str, Any]:
     """Digests of what rounds depend on, as JSON values.
 
     Args:
         loss_fn, params, optimizer: as given to `Run`.
         source: checked. Examples in memory are looked at all, up to 256 MB, others in part.
-        config, rule, per_example_rng: of the run.
+        config, rule, per_example_rng, by_name: of the run.
     """
     first, _ = feeding.first_examples(config, source, per_example_rng=per_example_rng)
     own: dict[str, Any] = {}
@@ -75,22 +72,21 @@ def make(
     own_state: types.PyTree = ()
     if isinstance(loss_fn, stateful.StatefulLoss):
         point, own_state = types.Model(params, loss_fn.model_state), loss_fn.model_state
-    beside = named_lib.beside_of(loss_fn)
-    if jax.tree.leaves(beside.frozen):
-        own["frozen"] = digests.of_arrays(beside.frozen)
-    if beside.values is not None and not beside.values.of_progress:
-        own["begun values"] = digests.of_arrays(beside.values.begun)
+    given, named = by_name.values, by_name.named
+    if jax.tree.leaves(by_name.frozen):
+        own["frozen"] = digests.of_arrays(by_name.frozen)
     sums, is_own = rule, config.rule.name != kinds.DEFAULT_RULE
     if is_own or isinstance(loss_fn, batch_loss.BatchLoss):
         sums = gradients.gradient_sums(loss_fn, per_example_rng=per_example_rng, weights_vary=True)
     if not config.debug:  # it would be traced
-        own["loss"] = rule_identity.digest(sums, params, first, own_state, beside.named)
-        if beside.values is not None:
-            own["update of values"] = named_lib.digest(beside.values, params, rule.metrics)
+        own["loss"] = rule_identity.digest(sums, params, first, own_state, named)
+        if given.update is not None:
+            begun = () if given.of_progress else digests.of_arrays(given.begun)
+            own["goes on"] = f"{begun} {named_lib.digest(given, params, rule.metrics)}"
     # A rule that asks for values of its round has none here; what is wrong is said when it runs.
     if is_own:
         with contextlib.suppress(Exception):
-            own["rule"] = rule_identity.digest(rule, params, first, own_state, beside.named)
+            own["rule"] = rule_identity.digest(rule, params, first, own_state, named)
     if optimizer is not None:
         own["optimizer"] = extra_arguments.digest(optimizer, params)
     return {

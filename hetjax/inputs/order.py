@@ -49,8 +49,7 @@ def make(
     if debugging.is_on():  # the first round says what is wrong
         return observer
     try:
-        named = named_lib.beside_of(loss_fn).named
-        shared, key = types.Shared(params, named=named), jax.random.key(0)
+        shared, key = types.Shared(params, named=named_lib.current()), jax.random.key(0)
         carried = steps.begin(shared, rule.init(params), observer.init(params))
         # Not compiled: a custom_vjp is noticed when it is lowered, at the earliest.
         jax.jit(steps.add).lower(shared, carried, rule_identity.microbatch_of(examples), key)

@@ -19,7 +19,6 @@ from hetjax import parts, trees
 from hetjax.checkpoints import leaves
 from hetjax.config import groups, kinds
 from hetjax.inputs import extra_arguments
-from hetjax.losses import named
 
 _LOSS = (
     "it must be loss_fn(params, examples, rng) -> losses f32[B], one number an example, or "
@@ -101,7 +100,7 @@ def check_loss_fn(loss_fn: Any, *, caller: str = "fit") -> None:
     """
     if _is_module(loss_fn, "flax") or not callable(loss_fn):
         raise ValueError(f"{caller}: loss_fn is {parts.shown(loss_fn)}; {_LOSS}. {_OF_FLAX}")
-    if not parts.takes(loss_fn, 3, *named.asked(loss_fn, 3)):
+    if not parts.takes(loss_fn, 3):
         name = f"{getattr(loss_fn, '__name__', 'loss_fn')}{inspect.signature(loss_fn)}"
         without = "lambda params, examples, rng: loss(params, examples)"
         raise ValueError(

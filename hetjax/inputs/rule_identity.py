@@ -12,7 +12,7 @@ from hetjax import debugging, digests, types
 from hetjax.inputs import refusals as inputs
 from hetjax.local import contract, rules
 from hetjax.losses import loss as losses_lib
-from hetjax.losses import named as named_lib
+from hetjax.losses.named import scoped
 
 
 def check(
@@ -46,16 +46,13 @@ def check(
     of_run = functools.partial(
         losses_lib.masked, loss_fn, per_example_rng=per_example_rng, metrics=rule.metrics
     )
-    named = named_lib.beside_of(loss_fn).named
     given = _shapes_of(params), microbatch_of(examples), jax.random.key(0)
-    given_named = (named,) if jax.tree.leaves(named) else ()
 
     def program(losses: Callable) -> str:
-        def of_microbatch(params: types.PyTree, microbatch: Any, rng: Any, *named: Any) -> Any:
-            by_name = dict(zip(("named",), named, strict=False))
-            return losses(microbatch, rng, **by_name)(params)
+        def of_microbatch(params: types.PyTree, microbatch: Any, rng: jax.Array) -> Any:
+            return losses(microbatch, rng)(params)
 
-        return digests.of_programs((of_microbatch, (*given, *given_named)))
+        return digests.of_programs((of_microbatch, given))
 
     if program(rule.losses) != program(of_run):
         keys = f"per_example_rng={per_example_rng}"
@@ -93,9 +90,9 @@ def digest(
     begun = _shapes_of(jax.eval_shape(begin, shared, worker))
     return digests.of_programs(
         (rule.init, (shared.params,)),
-        (begin, (shared, worker)),
-        (add, (shared, *begun, microbatch_of(examples), jax.random.key(0))),
-        (finish, (shared, *begun)),
+        (scoped(begin), (shared, worker)),
+        (scoped(add), (shared, *begun, microbatch_of(examples), jax.random.key(0))),
+        (scoped(finish), (shared, *begun)),
     )
 
 

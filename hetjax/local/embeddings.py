@@ -21,6 +21,7 @@ from hetjax.config import kinds
 from hetjax.local import gradients, rules
 from hetjax.losses import batch_loss
 from hetjax.losses import loss as losses_lib
+from hetjax.losses import named as named_lib
 
 
 class Handed(NamedTuple):
@@ -53,28 +54,19 @@ class Passes:
         *,
         num_microbatches: int,
     ) -> None:
-        self._num = num_microbatches
+        self._loss, self._num = loss_fn.loss, num_microbatches
         self._size = jax.tree.leaves(examples)[0].shape[0]
-        begun = loss_fn.beside.named
+        like = debugging.shapes(loss_fn.embed, params, examples, keys)
+        _check_mask(loss_fn.loss, params, like)
 
-        def embed(params: types.PyTree, examples: Any, key: Any, named: types.Named) -> Any:
-            return loss_fn.embed(params, examples, key, **loss_fn.by_name(named)[0])
-
-        def loss(params: types.PyTree, e: types.PyTree, mask: Any, named: Any = begun) -> Any:
-            return loss_fn.loss(params, e, mask, **loss_fn.by_name(named)[1])
-
-        self._loss = loss
-        like = debugging.shapes(embed, params, examples, keys, begun)
-        _check_mask(loss, params, like)
-
-        def embedded(shared: types.Shared, microbatch: types.Microbatch, rng: jax.Array) -> Any:
+        def embedded(params: types.PyTree, microbatch: types.Microbatch, rng: jax.Array) -> Any:
             ids, _, examples = microbatch
             key = losses_lib.key_of(rng, ids, per_example_rng=keys.ndim > 0)
-            return embed(shared.params, examples, key, shared.named)
+            return loss_fn.embed(params, examples, key)
 
         self._like = jax.tree.map(self._all_rows, like)
         self.gathered = jax.eval_shape(trees.accumulator_zeros, self._like)
-        self._uses = _uses(loss, params, self._like)
+        self._uses = _uses(loss_fn.loss, params, self._like)
         self.first = self._first(embedded)
         self.second = self._second(embedded)
         self._gradient = jax.jit(functools.partial(self._between, params))
@@ -104,7 +96,7 @@ class Passes:
         def add(
             shared: types.Shared, worker: tuple, sums: Any, microbatch: types.Microbatch, rng: Any
         ) -> tuple:
-            found = embedded(shared, microbatch, rng)
+            found = embedded(shared.params, microbatch, rng)
             place = jnp.argmax(shared.given == microbatch.example_ids[0])
 
             def put(total: jax.Array, rows: jax.Array) -> jax.Array:
@@ -136,11 +128,7 @@ class Passes:
             place = jnp.argmax(handed.first_ids == microbatch.example_ids[0])
             counts = place == handed.counts
             own = jax.tree.map(lambda x: x[place], handed.cotangents)
-
-            def at(params: types.PyTree) -> types.PyTree:
-                return embedded(shared._replace(params=params), microbatch, rng)
-
-            found, pull = jax.vjp(at, shared.params)
+            found, pull = jax.vjp(lambda params: embedded(params, microbatch, rng), shared.params)
             totals, treedef = jax.tree.flatten(sums.grad_sum)
             (grads,) = pull(own)
             leaves = jax.tree.leaves(grads)
@@ -183,8 +171,8 @@ class Passes:
 
         def value(used: list[jax.Array], embedded: types.PyTree) -> jax.Array:
             whole = dict(enumerate(leaves)) | dict(zip(self._uses, used, strict=True))
-            params = jax.tree.unflatten(treedef, list(whole.values()))
-            return self._loss(params, embedded, mask, named)
+            with named_lib.scope(named):
+                return self._loss(jax.tree.unflatten(treedef, list(whole.values())), embedded, mask)
 
         embedded = jax.tree.map(real, gathered, self._like)
         loss, (direct, found) = jax.value_and_grad(value, (0, 1))(used, embedded)

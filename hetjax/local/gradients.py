@@ -77,7 +77,7 @@ def gradient_sums(
         microbatch: types.Microbatch,
         rng: jax.Array,
     ) -> tuple[tuple, GradientSums]:
-        losses = losses_of(microbatch, rng, shared.model_state, named=shared.named)
+        losses = losses_of(microbatch, rng, shared.model_state)
         if weights_vary:
             found, *grads = _both(losses, shared.params, loss_divisor)
             return take(worker, sums, *found, *((each,) for each in grads))

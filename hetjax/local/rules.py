@@ -16,6 +16,7 @@ import numpy as np
 
 from hetjax import parts, trees, types
 from hetjax.local import contract
+from hetjax.losses import named as named_lib
 from hetjax.ordering import ordering
 
 
@@ -23,7 +24,7 @@ class LocalRule(NamedTuple):
     """What a worker does with its microbatches. All functions are pure, and leaves have no worker
     axis. `shared` is a `types.Shared`, `worker` what the rule keeps for itself.
 
-    Of a loss that asks for `frozen` or `values`, `shared.named` has both.
+    A loss that asks for `frozen` or `values` is given those of `shared.named` while these run.
 
     Example:
         Gradients of one array of parameters, without weights, padding and keys (`gradients.py`
@@ -62,10 +63,10 @@ class LocalRule(NamedTuple):
     keeps_worker: bool = False
     """`worker` goes from round to round. It is in `TrainState.worker` and in checkpoints."""
 
-    losses: Callable[..., ordering.Losses] | None = None
+    losses: Callable[[types.Microbatch, jax.Array], ordering.Losses] | None = None
     """`(microbatch, rng) -> losses` for an order's observer: `losses.masked` of the run's
-    `loss_fn`; others are refused. It is given `named=shared.named` where there is any. None where
-    the contribution is not the gradient of the objective: then such orders are refused."""
+    `loss_fn`; others are refused. None where the contribution is not the gradient of the objective:
+    then such orders are refused."""
 
     take: Callable[..., tuple[types.PyTree, types.PyTree]] | None = None
     """`(worker, sums, loss_sum, weight_sum, grad_parts) -> (worker, sums)`, in place of `add`
@@ -203,9 +204,9 @@ def with_observer(
         )
 
     return LocalSteps(
-        functools.partial(_begin, rule, observer),
-        functools.partial(_add, rule, observer),
-        functools.partial(_finish, rule, updates),
+        named_lib.scoped(functools.partial(_begin, rule, observer)),
+        named_lib.scoped(functools.partial(_add, rule, observer)),
+        named_lib.scoped(functools.partial(_finish, rule, updates)),
     )
 
 
@@ -251,9 +252,8 @@ def _add(
     else:
         assert rule.losses is not None
         so_far = trees.first_row(carried) if has_row_axis else carried
-        named = {"named": shared.named} if jax.tree.leaves(shared.named) else {}
         (loss_sum, weight_sum), grad_parts, change, example_signs = observer.observe(
-            rule.losses(microbatch, rng, **named),
+            rule.losses(microbatch, rng),
             shared,
             so_far.evidence,
             microbatch,
@@ -343,15 +343,11 @@ def _counted(
     )
 
 
-def contribution_shapes(
-    rule: LocalRule,
-    params: types.PyTree,
-    model_state: types.PyTree = (),
-    named: types.Named = types.UNNAMED,
-) -> Any:
+def contribution_shapes(rule: LocalRule, params: types.PyTree, *others: types.PyTree) -> Any:
     """The shapes and types of what a worker contributes; computes nothing.
 
-    None where that depends on what a round is given, or the rule cannot begin without it.
+    None where that depends on what a round is given, or the rule cannot begin without it. `others`
+    are the model's state, and what there is by name.
     """
     steps = with_observer(rule)
 
@@ -360,7 +356,7 @@ def contribution_shapes(
         return steps.finish(shared, steps.begin(shared, rule.init(params), ())).sums
 
     try:
-        return jax.eval_shape(contribution, params, model_state, named)
+        return jax.eval_shape(contribution, params, *others)
     except Exception:  # of whatever the rule does with it; any other error its first round raises
         return None
 

@@ -28,36 +28,18 @@ class BatchLoss:
 
     embed: Callable[[types.PyTree, types.PyTree, jax.Array], types.PyTree]
     loss: Callable[[types.PyTree, types.PyTree, jax.Array], jax.Array]
-    beside: named_lib.Beside = named_lib.NOTHING
+    asks: tuple[str, ...] = ()  # what the two name
+    frozen: types.PyTree = None  # what an adapter took out of the model of `embed`
     no_state: ClassVar[str] = "; hetjax.batch_loss takes no model_state"
 
-    @property
-    def asking(self) -> tuple[tuple[Callable[..., Any], int], ...]:
-        """As of `named.NamedLoss`."""
-        return (self.embed, 3), (self.loss, 3)
-
-    def by_name(self, named: types.Named) -> tuple[dict[str, Any], dict[str, Any]]:
-        """What `embed` and `loss` are given by name."""
-        of_embed, of_loss = (named_lib.arguments(f, named, skip=skip) for f, skip in self.asking)
-        return of_embed, of_loss
-
-    def __call__(
-        self,
-        params: types.PyTree,
-        examples: types.PyTree,
-        rng: jax.Array,
-        *,
-        named: types.Named | None = None,
-        mask: Any = None,
-    ) -> jax.Array:
+    def __call__(self, params: types.PyTree, examples: types.PyTree, rng: jax.Array) -> jax.Array:
         """`f[B]`, B times the loss of these examples alone.
 
         Raises:
             ValueError: `embed` or `loss` returned something else than they may.
         """
         size = jax.tree.leaves(examples)[0].shape[0]
-        of_embed, of_loss = self.by_name(self.beside.named if named is None else named)
-        embedded = self.embed(params, examples, rng, **of_embed)
+        embedded = self.embed(params, examples, rng)
         wrong = [
             f"{jax.tree_util.keystr(path)} {parts.shown(leaf)}"
             for path, leaf in jax.tree.leaves_with_path(embedded)
@@ -68,7 +50,7 @@ class BatchLoss:
                 f"batch_loss: embed returned {', '.join(wrong) or 'no arrays'}; each array must be "
                 f"floating point [{size}, …], a row an example"
             )
-        value = self.loss(params, embedded, jnp.ones(size, jnp.float32), **of_loss)
+        value = self.loss(params, embedded, jnp.ones(size, jnp.float32))
         if jnp.shape(value) or not jnp.issubdtype(jnp.result_type(value), jnp.floating):
             raise ValueError(
                 f"batch_loss: loss returned {parts.shown(value)}, must be one floating point number"
@@ -111,11 +93,12 @@ def batch_loss(
         [0.368, 0.368]
     """
     forms = {"embed": "embed(params, batch, rng) -> e[B, …]", "loss": "loss(params, e, mask)"}
-    for (name, form), function in zip(forms.items(), (embed, loss), strict=True):
-        names = named_lib.asked(function, 3) if callable(function) else ()
-        if not callable(function) or not parts.takes(function, 3, *names):
+    given = [named_lib.giving(function, 3) for function in (embed, loss)]
+    for (name, form), function in zip(forms.items(), given, strict=True):
+        if not callable(function) or not parts.takes(function, 3):
             raise ValueError(f"batch_loss: {name} is called as {form}; got {parts.shown(function)}")
-    return BatchLoss(embed, loss)
+    asks = tuple(name for each in given for name in getattr(each, "asks", ()))
+    return BatchLoss(given[0], given[1], asks, getattr(embed, "frozen", None))
 
 
 def check_evaluation(loss_fn: Any, metrics_fn: Any, *, is_asked: bool) -> None:

@@ -125,12 +125,12 @@ def check_loss(
     if not jax.tree.leaves(params):
         raise ValueError("params holds no arrays")
     batch_size = jax.tree.leaves(examples)[0].shape[0]
-    named = named_lib.beside_of(loss_fn).named
-    given = (examples, rng, *([named] if jax.tree.leaves(named) else []))
 
-    def called(params: Any, examples: Any, rng: Any, *named: types.Named) -> Any:
-        return loss_fn(params, examples, rng, **dict(zip(("named",), named, strict=False)))
+    def called(params: types.PyTree, named: types.Named, *others: Any) -> Any:
+        with named_lib.scope(named):
+            return loss_fn(params, *others)
 
+    given = named_lib.current(), examples, rng
     try:
         program, returned = debugging.program(called, params, *given)
         found = split(returned)
@@ -151,7 +151,7 @@ def check_loss(
     metrics = _check_metrics(found, batch_size)
     changes_state = isinstance(loss_fn, stateful.StatefulLoss) and any(
         forwarding.changed(
-            lambda state: loss_fn.apply(params, state, *given[:2])[1], loss_fn.model_state
+            lambda state: loss_fn.apply(params, state, examples, rng)[1], loss_fn.model_state
         )
     )
     narrow = any(jnp.result_type(leaf) == jnp.float16 for leaf in jax.tree.leaves(params))
@@ -283,7 +283,6 @@ def masked(
     rng: jax.Array,
     model_state: types.PyTree = (),
     *,
-    named: types.Named | None = None,
     per_example_rng: bool = False,
     metrics: Sequence[str] = (),
     divisor: int = 1,
@@ -300,7 +299,6 @@ def masked(
         rng: the key of the run and the pass. The loss's own keys are folded from it and example
             ids, so they depend on neither worker nor quota.
         model_state: as the round begins; () of a loss without, and where changes are not asked for.
-        named: what the loss may ask for by name; None: as before the first round.
         per_example_rng: give the loss a key for each example, `key[B]`, instead of one for the
             microbatch.
         metrics: names of those that are wanted.
@@ -311,7 +309,7 @@ def masked(
             `(losses, weights)` nor a `Losses`.
     """
 
-    loss_fn = named_lib.asking(loss_fn)
+    loss_fn = named_lib.giving(loss_fn, 3)
 
     def losses_and_weights(
         params: types.PyTree, positions: jax.Array | None = None
@@ -324,11 +322,11 @@ def masked(
         key = key_of(rng, ids, per_example_rng=per_example_rng)
         change: types.PyTree = ()
         if isinstance(loss_fn, stateful.StatefulLoss) and jax.tree.leaves(model_state):
-            returned, after = loss_fn.apply(params, model_state, examples, key, mask, named)
+            returned, after = loss_fn.apply(params, model_state, examples, key, mask)
             change = loss_fn.change(model_state, after, jnp.sum(mask > 0))
         else:
-            more = {"named": named, "mask": mask} if hasattr(loss_fn, "beside") else {}
-            returned = loss_fn(params, examples, key, **more)
+            with named_lib.scope(mask=mask):
+                returned = loss_fn(params, examples, key)
         found = split(returned)
         values, weights = weigh(found.losses, found.weights, mask)
         if divisor != 1:

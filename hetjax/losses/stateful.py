@@ -25,7 +25,7 @@ from hetjax.parts import options
 
 MEAN, SUM = "mean", "sum"
 _ALIKE = "alike"  # the mean of what has none: the new value, if all microbatches make the same
-_FORM = "loss_fn(params, state, batch, rng) -> (losses, new_state), which may name a mask"
+_FORM = "loss_fn(params, state, batch, rng) -> (losses, new_state), or with a fifth argument mask"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -37,14 +37,13 @@ class StatefulLoss:
 
     Args:
         function: `(params, state, batch, rng) -> (losses, new_state)`. `losses` are what any
-            `loss_fn` may return. With a fifth argument it gets `mask f32[B]`, 0 for padding; and
-            by name what it asks for: `mask`, `frozen`, `values`.
+            `loss_fn` may return. With a fifth argument it gets `mask f32[B]`, 0 for padding. It
+            takes what it names besides: `mask`, `frozen`, `values`.
         model_state: a pytree of arrays.
         state_reduce: what a round makes of the changes of its microbatches, by the path of a leaf
             or of all under it: "mean" (the default), weighted by examples, or of integers and
             booleans the new value, where all microbatches make the same; or "sum", which adds up
             over microbatches.
-        beside: what it is given by name.
 
     Raises:
         ValueError: the function takes other arguments.
@@ -53,11 +52,10 @@ class StatefulLoss:
     function: Callable[..., Any]
     model_state: types.PyTree
     state_reduce: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    beside: named_lib.Beside = named_lib.NOTHING
 
     def __post_init__(self) -> None:
-        count = 4 + (self.takes_mask and "mask" not in self._names)
-        if not callable(self.function) or not parts.takes(self.function, count, *self._names):
+        object.__setattr__(self, "function", named_lib.giving(self.function, 4))
+        if not callable(self.function) or not parts.takes(self.function, 4 + self._by_place):
             raise ValueError(
                 f"fit: with model_state loss_fn is {_FORM}; got {parts.shown(self.function)}"
                 f"{getattr(self.function, 'no_state', '')}"
@@ -66,17 +64,22 @@ class StatefulLoss:
     @functools.cached_property
     def takes_mask(self) -> bool:
         """Whether the function is told what is padding."""
-        takes = functools.partial(parts.takes, self.function)
-        return "mask" in self._names or (takes(5, *self._names) and not takes(4, *self._names))
+        return "mask" in self.asks or self._by_place
 
     @functools.cached_property
-    def _names(self) -> tuple[str, ...]:
-        return named_lib.asked(self.function, 4)
+    def _by_place(self) -> bool:
+        takes = functools.partial(parts.takes, self.function)
+        return takes(5) and not takes(4)
 
     @property
-    def asking(self) -> tuple[tuple[Callable[..., Any], int], ...]:
-        """As of `named.NamedLoss`."""
-        return ((self.function, 4),)
+    def asks(self) -> tuple[str, ...]:
+        """What the function names."""
+        return getattr(self.function, "asks", ())
+
+    @property
+    def frozen(self) -> Any:
+        """What an adapter took out of a model."""
+        return getattr(self.function, "frozen", None)
 
     @functools.cached_property
     def modes(self) -> tuple[str, ...]:
@@ -106,17 +109,9 @@ class StatefulLoss:
             found.append(mode if is_mean else _ALIKE)
         return tuple(found)
 
-    def __call__(
-        self,
-        params: types.PyTree,
-        examples: types.PyTree,
-        rng: jax.Array,
-        *,
-        named: types.Named | None = None,
-        mask: Any = None,
-    ) -> Any:
-        """The losses at the state of the beginning."""
-        return self.apply(params, self.model_state, examples, rng, mask, named)[0]
+    def __call__(self, params: types.PyTree, examples: types.PyTree, rng: jax.Array) -> Any:
+        """The losses at the state of the beginning, without padding."""
+        return self.apply(params, self.model_state, examples, rng)[0]
 
     def apply(
         self,
@@ -125,7 +120,6 @@ class StatefulLoss:
         examples: types.PyTree,
         rng: jax.Array,
         mask: Any = None,
-        named: types.Named | None = None,
     ) -> tuple[Any, types.PyTree]:
         """`(losses, new_state)`.
 
@@ -135,7 +129,6 @@ class StatefulLoss:
             examples: leaves `[B, …]`.
             rng: the key of the microbatch.
             mask: f32[B], 0 for padding; None: no padding.
-            named: what it may ask for by name; None: as before the first round.
 
         Returns:
             What the loss returned, and the new state, like `state`.
@@ -145,14 +138,13 @@ class StatefulLoss:
         """
         size = jax.tree.leaves(examples)[0].shape[0]
         mask = jnp.ones(size, jnp.float32) if mask is None else mask
-        named = self.beside.named if named is None else named
-        more = named_lib.arguments(self.function, named, mask, skip=4)
-        by_place = (mask,) if self.takes_mask and "mask" not in more else ()
-        returned = self.function(params, state, examples, rng, *by_place, **more)
+        more = (mask,) if self._by_place else ()
+        with named_lib.scope(mask=mask):
+            returned = self.function(params, state, examples, rng, *more)
         if type(returned) is not tuple or len(returned) != 2:
             raise ValueError(f"loss_fn returned {parts.shown(returned)}; with model_state: {_FORM}")
         losses, after = returned
-        _check_like(after, state)
+        check_like(after, state, "loss_fn returned another form of model state")
         return losses, after
 
     def change(
@@ -206,8 +198,7 @@ def of(loss_fn: Any, model_state: types.PyTree | None, state_reduce: Any = None)
     function = loss_fn.function if is_stateful else loss_fn
     begun = loss_fn.model_state if is_stateful and model_state is None else model_state
     modes = loss_fn.state_reduce if is_stateful and state_reduce is None else state_reduce
-    beside = loss_fn.beside if is_stateful else named_lib.NOTHING
-    made = StatefulLoss(function, begun, dict(modes or {}), beside)
+    made = StatefulLoss(function, begun, dict(modes or {}))
     _ = made.modes  # refuses what cannot be added up
     return made
 
@@ -251,11 +242,16 @@ def _is_under(path: str, name: str) -> bool:
     return path == name or path.startswith(f"{name}.")
 
 
-def _check_like(after: types.PyTree, before: types.PyTree) -> None:
+def check_like(after: types.PyTree, before: types.PyTree, told: str) -> None:
+    """Refuses a tree of another structure, shapes or types.
+
+    Raises:
+        ValueError: it is one; `told` is the beginning of the message.
+    """
     pairs = trees.unlike(before, after)
     wrong = [f"{path_of(path)} was {was} and is {now}" for path, was, now in pairs]
     structures: list[Any] = [jax.tree.structure(before), jax.tree.structure(after)]
     if not wrong and structures[0] != structures[1]:
         wrong.append(f"it was {structures[0]} and is {structures[1]}")
     if wrong:
-        raise ValueError(f"loss_fn returned another form of model state: {'; '.join(wrong[:4])}")
+        raise ValueError(f"{told}: {'; '.join(wrong[:4])}")

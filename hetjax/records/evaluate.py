@@ -17,7 +17,7 @@ from hetjax.losses import stateful
 
 MetricsFn = Callable[..., dict[str, Any]]
 """`(params, examples) -> {name: f32[B]}`, or of a model that keeps state `(params, state,
-examples)`, with `frozen` and `values` where it names them; a value may be `(f32[B, ...], weights
+examples)`, and what it names of `mask`, `frozen`, `values`; a value may be `(f32[B, ...], weights
 f32[B, ...])`, or a `hetjax.OfMeans` of such."""
 
 _BATCH_SIZE = 256
@@ -97,25 +97,14 @@ def metrics_of_loss(loss_fn: losses_lib.LossFn, *, per_example_rng: bool = False
     With `per_example_rng` the example at a place of the batch has that place's key.
     """
 
-    beside = named_lib.beside_of(loss_fn)
-
-    def metrics(
-        params: types.PyTree,
-        examples: types.PyTree,
-        *,
-        frozen: types.PyTree = beside.frozen,
-        values: types.PyTree = beside.named.values,
-    ) -> dict[str, Any]:
+    def metrics(params: types.PyTree, examples: types.PyTree) -> dict[str, Any]:
         rng = jax.random.key(0)
         if per_example_rng:
             rng = jax.random.split(rng, jax.tree.leaves(examples)[0].shape[0])
-        named = types.Named(frozen, values)
         if isinstance(loss_fn, stateful.StatefulLoss):
-            model = params.params, params.state  # of a `Model`
-            returned, _ = loss_fn.apply(*model, examples, rng, named=named)
+            returned, _ = loss_fn.apply(params.params, params.state, examples, rng)  # a `Model`
         else:
-            more = {"named": named} if hasattr(loss_fn, "beside") else {}
-            returned = loss_fn(params, examples, rng, **more)
+            returned = loss_fn(params, examples, rng)
         found = losses_lib.split(returned)
         return {"loss": (found.losses, found.weights), **losses_lib.metrics_of(found)}
 
@@ -129,14 +118,15 @@ def of_model(metrics_fn: MetricsFn) -> MetricsFn:
     Raises:
         ValueError: it takes other arguments.
     """
+    metrics_fn = named_lib.giving(metrics_fn, 3)
     _check_function(metrics_fn, "params", "state", "examples")
 
     @functools.wraps(metrics_fn)
-    def metrics(model: types.Model, examples: types.PyTree, **named: Any) -> dict[str, Any]:
-        return metrics_fn(model.params, model.state, examples, **named)
+    def metrics(model: types.Model, examples: types.PyTree) -> dict[str, Any]:
+        return metrics_fn(model.params, model.state, examples)
 
     del metrics.__wrapped__  # whose arguments are others
-    return named_lib.signed(metrics, named_lib.asks_of(metrics_fn, 3), "model", "examples")
+    return metrics
 
 
 class Evaluator:
@@ -179,9 +169,9 @@ class Evaluator:
         padding = passes.filling(ids[: -len(ids) % batch_size])  # no copies: metrics may compare
         self._rows = np.concatenate([ids, padding]).reshape(-1, batch_size)
         first = self._feed.load(0, self._rows[0])
-        self._metrics_fn, self._device = metrics_fn, device
-        named = self._named_of(named)
-        self._functions = _check_metrics(metrics_fn, params, first.examples, named)
+        frozen = named_lib.frozen_of(metrics_fn, named.frozen)
+        self._named = named = named._replace(frozen=jax.device_put(frozen, device))
+        self._functions = _check_metrics(metrics_fn, params, first, named)
 
         def sums(params: types.PyTree, microbatch: types.Microbatch, named: types.Named) -> Any:
             made = _sums(metrics_fn, params, microbatch, named)
@@ -197,7 +187,6 @@ class Evaluator:
         if self._program:  # else there is nothing to compile
             placed = jax.device_put(params, device)
             jax.block_until_ready(self._add(placed, first, self._zeros, named))
-        self._named = named
 
     def digests(self, name: str) -> dict[str, str]:
         """Of the source, which is called `name`, and of what is computed of it, by words."""
@@ -207,19 +196,10 @@ class Evaluator:
             found[f"metrics of {name!r}, by JAX {jax.__version__}"] = f"{self._program} {named}"
         return found
 
-    def _named_of(self, named: types.Named) -> types.Named:
-        """With the frozen arrays that the metrics carry; all on the device."""
-        frozen = named_lib.frozen_of(self._metrics_fn, named_lib.given_of(named.frozen), 2)
-        return types.Named(jax.device_put(frozen, self._device), named.values)
-
-    def __call__(
-        self, params: types.PyTree, values: types.PyTree | None = None
-    ) -> dict[str, float]:
-        """Returns `{name: mean, or function of means}`; `params` without worker axis.
-
-        `values` are those that metrics may ask for; None: those at the beginning.
-        """
-        named = self._named if values is None else self._named._replace(values=values)
+    def __call__(self, params: types.PyTree, values: types.PyTree = ()) -> dict[str, float]:
+        """Returns `{name: mean, or function of means}`; `params` without worker axis, and `values`
+        that the metrics may ask for."""
+        named = self._named._replace(values=values or self._named.values)
         self._feed.compare(self._num_done)
         self._num_done += 1
         totals = self._zeros
@@ -261,8 +241,8 @@ def _sums(
         totals = losses_lib.weigh(values.astype(wide), weights, microbatch.example_mask)
         return jnp.sum(totals[0]), jnp.sum(totals[1])
 
-    more = named_lib.arguments(metrics_fn, named, microbatch.example_mask, skip=2)
-    found = metrics_fn(params, microbatch.examples, **more)
+    with named_lib.scope(named, mask=microbatch.example_mask):
+        found = named_lib.giving(metrics_fn, 2)(params, microbatch.examples)
     return {name: [pair(part) for part in _parts(value)] for name, value in found.items()}
 
 
@@ -276,28 +256,25 @@ def _adder(metrics_fn: MetricsFn, program: str) -> Callable[..., Any]:
     """`(params, microbatch, totals) -> totals`, jitted; the same for the same function, while it
     computes the same, of which `program` is a digest."""
 
-    def add(
-        params: types.PyTree, microbatch: types.Microbatch, totals: Any, named: types.Named
-    ) -> Any:
+    def add(params: Any, microbatch: types.Microbatch, totals: Any, named: types.Named) -> Any:
         return jax.tree.map(jnp.add, totals, _sums(metrics_fn, params, microbatch, named))
 
     return jax.jit(add)
 
 
 def _check_metrics(
-    metrics_fn: MetricsFn, params: types.PyTree, examples: Any, named: types.Named
+    metrics_fn: MetricsFn, params: types.PyTree, first: types.Microbatch, named: types.Named
 ) -> dict[str, Callable[..., float]]:
     """Refuses what no mean can be taken of; the functions of those metrics that are of means."""
     _check_function(metrics_fn, "params", "examples")
-    batch_size = jax.tree.leaves(examples)[0].shape[0]
+    batch_size = jax.tree.leaves(first.examples)[0].shape[0]
 
-    def metrics(params: types.PyTree, examples: Any, named: types.Named, mask: Any) -> Any:
-        more = named_lib.arguments(metrics_fn, named, mask, skip=2)
-        return metrics_fn(params, examples, **more)
+    def called(params: types.PyTree, first: types.Microbatch, named: types.Named) -> Any:
+        with named_lib.scope(named, mask=first.example_mask):
+            return named_lib.giving(metrics_fn, 2)(params, first.examples)
 
     try:
-        mask = np.ones(batch_size, np.float32)
-        program, values = debugging.program(metrics, params, examples, named, mask)
+        program, values = debugging.program(called, params, first, named)
     except TypeError as error:
         if "not callable" not in str(error):
             raise
@@ -321,8 +298,8 @@ _MADE_BY = "hetjax.nnx_metrics(model, …) and hetjax.linen_metrics(…) make on
 
 def _check_function(metrics_fn: Any, *arguments: str) -> None:
     """Refuses what cannot be called with these arguments."""
-    names = named_lib.asked(metrics_fn, len(arguments)) if callable(metrics_fn) else ()
-    if not callable(metrics_fn) or not parts.takes(metrics_fn, len(arguments), *names):
+    takes = functools.partial(parts.takes, named_lib.giving(metrics_fn, len(arguments)))
+    if not callable(metrics_fn) or not takes(len(arguments)):
         raise ValueError(
             f"metrics_fn is {parts.shown(metrics_fn)}; it must be a function "
             f"({', '.join(arguments)}) -> {{name: f32[B]}}: {_MADE_BY}"

@@ -107,7 +107,6 @@ class Evaluations:
         metrics_fn: as of `evaluate.evaluate`; None: the loss.
         sets: from `sets_of`.
         params: of the form that is evaluated.
-        named: what the metrics may ask for, before the first round.
         progress: say what takes long.
     """
 
@@ -117,7 +116,6 @@ class Evaluations:
         metrics_fn: evaluate.MetricsFn | None,
         sets: Mapping[str, Any],
         params: types.PyTree,
-        named: types.Named,
         *,
         progress: bool,
     ) -> None:
@@ -134,7 +132,7 @@ class Evaluations:
                     source,
                     params,
                     setup.where.own_device,
-                    named=named,
+                    named=setup.own_named,
                     on_batch=lambda: setup.company.beacons.at("evaluating"),
                     num_readers=config.data.readers,
                     progress=progress,
@@ -165,7 +163,7 @@ class Evaluations:
     def __call__(
         self,
         params: types.PyTree,
-        values: types.PyTree,
+        values: types.PyTree = (),
         *,
         after: str,
         average: types.PyTree = None,

@@ -42,6 +42,7 @@ def build(
     beacons: beacons_lib.Beacons | None = None,
     solved: solutions.Solutions | None = None,
     begins: starting.Starting | None = None,
+    by_name: named_lib.Beside,
     meeting: meeting_lib.Meeting | None = None,
 ) -> setup_lib.Setup:
     """Checks what only the data and the devices can tell, and makes what a run needs.
@@ -56,6 +57,7 @@ def build(
         beacons: say what this process does.
         solved: numbers that were solved before.
         begins: told of what takes long.
+        by_name: what the loss may ask for.
         meeting: another run's, of the same processes.
 
     Raises:
@@ -71,8 +73,8 @@ def build(
 
     first, keys = feeding.first_examples(config, source, per_example_rng=per_example_rng)
     model_state = _state_of(loss_fn, chosen.reducer)
-    beside = named_lib.beside_of(loss_fn)
-    tried = _try(config, chosen, loss_fn, params, optimizer, first, keys, rule, leads=where.leads)
+    of_loss = loss_fn, params, optimizer, first, keys, rule, by_name.named
+    tried = _try(config, chosen, *of_loss, leads=where.leads)
     rule, observer = tried.rule, tried.observer
 
     # What the rounds are made of.
@@ -98,9 +100,9 @@ def build(
         methods=methods,
         clock=clock,
         company=company,
-        model=types.Model(params, model_state, beside.named),
+        model=types.Model(params, model_state, by_name.named),
         begins=begins,
-        beside=beside,
+        values=by_name.values,
         rounds_an_epoch=stream.examples_per_epoch / programs.nominal_examples(config),
     )
     return setup_lib.Setup(
@@ -115,6 +117,7 @@ def build(
         company,
         _programs(maker, rule, observer, optimizer, more_rules, tried.passes),
         _begun(maker, optimizer, rule),
+        by_name,
         notes=tuple(getattr(source, "notes", ())),
         looks_at=(source, first) if tried.looks else None,
     )
@@ -181,12 +184,13 @@ def _try(
     first: types.PyTree,
     keys: jax.Array,
     rule: rules.LocalRule | None,
+    named: types.Named,
     *,
     leads: bool,
 ) -> _Tried:
     """Tries the loss, the rule and the order on the first microbatch and its key or keys."""
     per_example_rng = keys.ndim > 0
-    with debugging.eager(config.debug):
+    with debugging.eager(config.debug), named_lib.scope(named):
         traced = losses_lib.check_loss(loss_fn, params, first, keys)
         passes, rule = embeddings.passes_of(loss_fn, params, first, keys, config, chosen, rule)
         if place_lib.own() is not None:
@@ -195,7 +199,6 @@ def _try(
             rule, loss_fn, params, first, optimizer, per_example_rng=per_example_rng
         )
         rule = gradients.rule_of(rule, loss_fn, traced, per_example_rng=per_example_rng)
-        named_lib.check(named_lib.beside_of(loss_fn).values, params, rule.metrics)
         observer = order.make(
             chosen.ordering,
             programs.sizes(config),

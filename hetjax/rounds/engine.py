@@ -23,6 +23,7 @@ from hetjax.inputs import refusals as inputs
 from hetjax.local import rules as rules_lib
 from hetjax.local import stepped
 from hetjax.losses import loss as losses_lib
+from hetjax.losses import named as named_lib
 from hetjax.processes import beacons as beacons_lib
 from hetjax.processes import board as board_lib
 from hetjax.processes import gathering, join, solutions, waits, watch
@@ -43,6 +44,7 @@ class Engine:
         solved: numbers that the run solved before it was interrupted, by problem.
         begins: told what goes on before the first round.
         beside: another engine, whose rounds take turns with this one's on the same workers.
+        by_name: what the loss may ask for; None: what the scope has that it is made in.
         optimizer: of a `Run`, whose rounds update.
         **fields: fields of the configuration, groups as dicts; parts as objects, names or dicts.
 
@@ -64,6 +66,7 @@ class Engine:
         solved: Callable[[], dict[str, solutions.Numbers]] = dict,
         begins: starting.Starting | None = None,
         beside: "Engine | None" = None,
+        by_name: named_lib.Beside | None = None,
         optimizer: optax.GradientTransformation | None = None,
         **fields: Any,
     ) -> None:
@@ -102,6 +105,7 @@ class Engine:
                 kept=solved,
             ),
             begins=self.begins,
+            by_name=by_name or named_lib.Beside(named_lib.current().frozen),
             meeting=None if beside is None else beside.setup.company.meeting,
         )
         setup = self.setup
@@ -133,7 +137,12 @@ class Engine:
     def digests(self) -> dict[str, Any]:
         """Of what the rounds depend on beside the configuration, by name; JSON values."""
         how, rule = self.setup.per_example_rng, self.setup.programs.main.rule
-        return fingerprint.make(*self._given, config=self.config, rule=rule, per_example_rng=how)
+        options: dict[str, Any] = {
+            "rule": rule,
+            "per_example_rng": how,
+            "by_name": self.setup.by_name,
+        }
+        return fingerprint.make(*self._given, config=self.config, **options)
 
     def __enter__(self) -> Self:
         return self
@@ -290,7 +299,7 @@ class Engine:
         """
         taken, work, asked = self.compute(plan, *begun, **options)
         with self.waiting:
-            sums = plan.programs.sync.call(*taken, plan.programs.handed(given))
+            sums = plan.programs.sync.call(*taken, given)
         return Executed(plan, work(), sums._replace(metrics=taken[-1] or sums.metrics), asked)
 
     def compute(
@@ -325,7 +334,7 @@ class Engine:
         if setup.new_pass is not None and begins.any():
             memory, carried = setup.new_pass(kept.memory, carried, begins)
             kept = kept._replace(memory=memory)
-        shared = own.handed(plan.given).to(point, kept)
+        shared = types.shared(point, plan.given, kept, setup.frozen)
         plan.rounds.generations.newest = plan.rounds.generation + 1
 
         def once_begun() -> None:

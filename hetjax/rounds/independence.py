@@ -58,7 +58,7 @@ def check(
     keys = stepped.PassKeys(setup.rng, where.devices, where.own)
     feed, drawn = _drawn(setup, *setup.looks_at)
     starts = np.arange(len(where.devices) + 1)
-    held = jax.tree.leaves((setup.begun.params, setup.beside.frozen))
+    held = jax.tree.leaves((setup.begun.params, setup.by_name.frozen))
     if sum(leaf.nbytes for leaf in held) > _LARGE_BYTES * len(where.devices):
         starts, drawn = starts.clip(max=1), drawn[1:3, :1]
 

@@ -4,7 +4,6 @@ Each kind has programs of its own, made of the parts that all kinds share.
 """
 
 import dataclasses
-import functools
 import math
 from typing import Any
 
@@ -35,13 +34,8 @@ class Maker:
     company: setup_lib.Company
     model: types.Model  # before the first round, without worker axis
     begins: starting.Starting
-    beside: named_lib.Beside  # the loss
-    rounds_an_epoch: float
-
-    @functools.cached_property
-    def frozen(self) -> types.PyTree:
-        """On the devices."""
-        return mesh_lib.place_once(self.beside.frozen, self.where.mesh)
+    values: named_lib.Values = named_lib.NO_VALUES
+    rounds_an_epoch: float = 1.0
 
     def make(
         self,
@@ -75,18 +69,12 @@ class Maker:
         # the workers there, and XLA would round in another way.
         late = packed and mesh is not None and optimizer is not None and one_pass
         late = late and self.methods.reducer.mixing is None
-        first = debugging.compiled(jax.jit(begin, out_shardings=of_rows))
-
-        def handed(given: types.PyTree) -> types.Shared:
-            return types.Shared((), given, named=types.Named(self.frozen))
-
         return setup_lib.Programs(
             kind=kind,
             rule=rule,
             updates=optimizer is not None,
             local=_make_local(self, steps, signed=observer is not None, finishes=not late),
-            begin=lambda params, kept, given=(): first(params, kept, handed(given)),
-            handed=handed,
+            begin=debugging.compiled(jax.jit(begin, out_shardings=of_rows)),
             sync=_make_sync(self, steps, observer, optimizer, sums, finishes=late),
             sums=sums,
             steps=steps,
@@ -163,7 +151,7 @@ def _make_sync(
         finishes=finishes,
         nonfinite=config.nonfinite,
         ema=config.ema,
-        values=common.beside.values,
+        values=common.values,
         rounds_an_epoch=common.rounds_an_epoch,
     )
     options: dict[str, Any] = {}

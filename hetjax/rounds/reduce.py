@@ -113,7 +113,7 @@ class How(NamedTuple):
     optimizer: extra_arguments.Asked | None  # None: a round without update
     nonfinite: str  # what is left out where a microbatch was not finite: see `make_sync`
     ema: float  # decay of the average; 0: there is none
-    values: named_lib.Values | None  # what losses are given as such; None: nothing
+    values: named_lib.Values  # what losses are given as such
     rounds_an_epoch: float  # nominal ones
 
 

@@ -15,11 +15,13 @@ import jax
 import numpy as np
 
 from hetjax import mesh as mesh_lib
-from hetjax import messages, paths, trees, types
+from hetjax import messages, paths, types
 from hetjax.checkpoints import checkpoint, leaves
+from hetjax.config import experiment as config_lib
 from hetjax.config import recorded
 from hetjax.inputs import fingerprint
-from hetjax.rounds import judged, learned, run_state
+from hetjax.losses import named as named_lib
+from hetjax.rounds import judged, run_state
 from hetjax.rounds import setup as setup_lib
 from hetjax.rounds import state as state_lib
 
@@ -29,6 +31,7 @@ MAY_GROW = ("epochs", "max_rounds")
 AVERAGE = "train/average/"  # before the names of the arrays of one
 JUDGED = "judged_params"  # where they are others than those that are trained
 _OPTIMIZER = "train/opt_state"
+_POLICIES = "run/policies"
 _GONE: Any = {"generations": (), "generation": 0}  # of the rounds, not saved
 _repeated = mesh_lib.add_worker_axis
 
@@ -206,7 +209,9 @@ def from_train(train: Any, setup: setup_lib.Setup) -> types.TrainState:
         point = judged.of(given.params, given.opt_state)
         average = state_lib.begun_average(point, given.model_state) if own.average else ()
         given = given._replace(average=average)
-    given = given._replace(values=_values(given, setup))
+    begun, values = _begun_values(setup, given.progress_rounds, given.progress_rest)
+    if values.of_progress or jax.tree.map(np.shape, begun) != jax.tree.map(np.shape, given.values):
+        given = given._replace(values=begun)
     try:
         rows = leaves.unflatten(
             _repeated(like, _num_rows(given)), leaves.flatten(given, "state"), "state"
@@ -223,16 +228,13 @@ def from_train(train: Any, setup: setup_lib.Setup) -> types.TrainState:
     return mesh_lib.place(given._replace(**kept), setup.where.mesh)
 
 
-def _values(given: types.TrainState, setup: setup_lib.Setup) -> types.PyTree:
-    """What losses are given as `values`, of a state of another run; its own where they go on."""
-    values, rows = setup.beside.values, _num_rows(given)
-    done = given.progress_rounds, given.progress_rest
-    begun = state_lib.begun_values(values, setup.rounds_an_epoch, *done)
-    begun = _repeated(begun, rows)
-    forms: list[Any] = [jax.tree.structure(begun), jax.tree.structure(given.values)]
-    if values is None or values.of_progress or forms[0] != forms[1]:
-        return begun
-    return begun if trees.unlike(begun, given.values) else given.values
+def _begun_values(
+    setup: setup_lib.Setup, rounds: Any, rest: Any
+) -> tuple[types.PyTree, named_lib.Values]:
+    """What losses are given as `values` at a progress, of a row or all; and how it goes on."""
+    values = setup.by_name.values
+    begun = state_lib.begun_values(values, setup.rounds_an_epoch, rounds, rest)
+    return _repeated(begun, len(rounds)) if rounds.ndim else begun, values
 
 
 def from_arrays(
@@ -247,11 +249,9 @@ def from_arrays(
     """
     arrays, num_workers = _with_average(saved, setup), setup.where.num_rows
     arrays = {"train/progress_rest": np.zeros_like(arrays["train/progress_rounds"])} | arrays
-    if setup.beside.values is None or setup.beside.values.of_progress:  # nothing of them is kept
-        done = [arrays[f"train/progress_{name}"] for name in ("rounds", "rest")]
-        begun = state_lib.begun_values(setup.beside.values, setup.rounds_an_epoch, *done)
-        begun = _repeated(begun, len(done[0])) if done[0].ndim else begun
-        arrays |= leaves.flatten(begun, "train/values")
+    done = [arrays[f"train/progress_{name}"] for name in ("rounds", "rest")]
+    begun, values = _begun_values(setup, *done)
+    arrays |= leaves.flatten(begun, "train/values") if values.of_progress else {}
     one = jax.device_get(mesh_lib.own_row(fresh.train))
     common = one._replace(memory=(), worker=())
     if setup.methods.reducer.keeps_replicas_equal:
@@ -317,15 +317,57 @@ def rounds_from_arrays(
     like = fresh._replace(**_GONE)
     _check_shards(saved, fresh, setup)
     if saved.about["num_workers"] == num_workers:
-        others = {name: a for name, a in arrays.items() if not name.startswith(f"{learned.PLACE}/")}
+        others = {name: a for name, a in arrays.items() if not name.startswith(f"{_POLICIES}/")}
         rounds = leaves.unflatten(like._replace(policies={}), others, "run")
-        rounds = rounds._replace(policies=learned.from_checkpoint(saved, like.policies, setup))
+        rounds = rounds._replace(policies=_policies(saved, like.policies, setup))
     else:
         stream = leaves.unflatten(like.stream, arrays, "run/stream")
         epoch = np.full(num_workers, setup.stream.epoch(stream))
         done = saved.about["rounds"]
         rounds = like._replace(stream=stream, passes=epoch, rounds_done=done)
     return rounds._replace(generations=fresh.generations, generation=0)
+
+
+def policy_of(setup: setup_lib.Setup) -> dict[str, Any]:
+    """The quota policy of a run, as a checkpoint tells of it: its name and options."""
+    quota = config_lib.to_dict(setup.config)["quota"]
+    return {name: value for name, value in quota.items() if name != "max_microbatches"}
+
+
+def with_learned(
+    rounds: run_state.RoundsState, found: Any, setup: setup_lib.Setup
+) -> run_state.RoundsState:
+    """A run's rounds, with what the policy of another one knows."""
+    try:
+        arrays = leaves.flatten(found, _POLICIES)
+        return rounds._replace(policies=leaves.unflatten(rounds.policies, arrays, _POLICIES))
+    except ValueError:
+        messages.say("quotas are learnt anew: workers or policy are others than init_state's")
+        return rounds
+
+
+def _policies(
+    saved: checkpoint.Saved, fresh: dict[str, Any], setup: setup_lib.Setup
+) -> dict[str, Any]:
+    """What the policy knew; one that is another than in the checkpoint begins anew, which is told.
+
+    A checkpoint of an older version does not tell of its policy: there its state has to fit.
+    """
+    now, before = policy_of(setup), saved.about.get("quota")
+    if before in (None, now):
+        try:
+            return leaves.unflatten(fresh, saved.arrays, _POLICIES)
+        except ValueError:
+            before = None
+    if setup.where.leads:
+        was = "with another state" if before is None else f"{before['policy']!r}"
+        if before is not None and before["policy"] == now["policy"]:
+            was += " with other options"
+        messages.say(
+            f"quota.policy={now['policy']!r} begins anew and learns from this round on: "
+            f"in the checkpoint of round {saved.about['rounds']} the policy is {was}"
+        )
+    return fresh
 
 
 def _check_shards(

@@ -20,6 +20,7 @@ from hetjax import parts as parts_lib
 from hetjax.data import stream
 from hetjax.local import nonfinite, packing
 from hetjax.losses import loss as losses_lib
+from hetjax.losses import named as named_lib
 from hetjax.losses import weighting as weighting_lib
 from hetjax.processes import board as board_lib
 from hetjax.rounds import planning, programs, run_state, sync
@@ -231,17 +232,18 @@ class Report:
         is_one = setup.where.mesh is None
         found = mesh_lib.rows_on(of_worker, devices) if is_one else mesh_lib.worker_rows(of_worker)
         params, kept = jax.tree.map(lambda leaf: leaf[0], found[own])
-        handed = plan.programs.handed(plan.given)
-        (named,) = mesh_lib.copies(handed.named, [devices[worker]])
+        (frozen,) = mesh_lib.copies(setup.frozen, [devices[worker]])
         pass_index = int(plan.local.assigned.passes[worker])
-        return nonfinite.cause(
-            plan.programs.rule,
-            lambda ids: setup.feed.load(worker, ids, pass_index),
-            rows,
-            shared=handed._replace(named=named).to(params, kept),
-            kept=kept.worker,
-            rng=jax.random.fold_in(setup.rng, pass_index),
-        )
+        shared = types.shared(params, plan.given, kept, frozen)
+        with named_lib.scope(shared.named):
+            return nonfinite.cause(
+                plan.programs.rule,
+                lambda ids: setup.feed.load(worker, ids, pass_index),
+                rows,
+                shared=shared,
+                kept=kept.worker,
+                rng=jax.random.fold_in(setup.rng, pass_index),
+            )
 
     def _of_weights(self, weights: np.ndarray) -> ValueError:
         """That one of them is not finite."""

@@ -5,7 +5,7 @@ Everything that the rounds to come depend on is in the state; `Run` holds what n
 """
 
 import pathlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -22,7 +22,7 @@ from hetjax.losses import loss as losses_lib
 from hetjax.losses import named as named_lib
 from hetjax.losses import stateful
 from hetjax.processes import gathering
-from hetjax.rounds import engine, judged, learned, resume, round_report, run_state, warm_up
+from hetjax.rounds import engine, judged, resume, round_report, run_state, warm_up
 from hetjax.rounds import setup as setup_lib
 from hetjax.rounds import state as state_lib
 from hetjax.rounds.run_state import Executed, Plan, RoundsState, RunState
@@ -36,6 +36,7 @@ class Run(engine.Engine):
         optimizer: as for `fit`; None: rounds without an update, whose mean contribution is in
             the report.
         model_state, state_reduce, frozen, values: as for `fit`.
+        asking: further functions that may ask for the last two, such as metrics.
         **options: of `Engine`: `workers`, `per_example_rng`; `rule`, and `rules` of further kinds
             of rounds, without update; `config`, a checked configuration, or its fields, groups as
             dicts, parts as objects, names or dicts; `solved` (`restore`), `begins`, `beside`.
@@ -71,20 +72,22 @@ class Run(engine.Engine):
         state_reduce: Mapping[str, str] | None = None,
         frozen: types.PyTree | None = None,
         values: Any = None,
+        asking: Sequence[Any] = (),
         **options: Any,
     ) -> None:
-        loss_fn = stateful.of(loss_fn, model_state, state_reduce)
-        others = [(options.get("rule"), 0)]
-        loss_fn = named_lib.of(loss_fn, frozen, values, caller="Run", others=others)
+        loss_fn = named_lib.giving(stateful.of(loss_fn, model_state, state_reduce), 3)
         inputs.check(loss_fn, params)
-        if optimizer is None and named_lib.beside_of(loss_fn).values is not None:
+        is_own = options.get("rule") is not None
+        by_name = named_lib.beside(loss_fn, frozen, values, *asking, caller="Run", is_own=is_own)
+        if optimizer is None and values is not None:
             raise ValueError("Run: values= with optimizer=None: no update changes them")
         ema = options.get("ema") or getattr(options.get("config"), "ema", 0)
         if optimizer is not None:
             optimizer = inputs.check_optimizer(optimizer, params)
         elif ema:
             raise ValueError(f"Run: ema={ema!r} with optimizer=None: there is no update to average")
-        super().__init__(loss_fn, params, source, optimizer=optimizer, **options)
+        options |= {"optimizer": optimizer, "by_name": by_name}
+        super().__init__(loss_fn, params, source, **options)
         begun = self.setup.begun
         if (text := judged.told(begun.params, begun.opt_state)) and self.setup.where.leads:
             messages.say(text)
@@ -106,7 +109,7 @@ class Run(engine.Engine):
         """
         setup, rounds = self.setup, self.begin()
         if (known := getattr(train, "learned", None)) is not None:
-            rounds, train = learned.into(rounds, known, setup), train.state
+            rounds, train = resume.with_learned(rounds, known, setup), train.state
         begun = setup.begun if train is None else resume.from_train(train, setup)
         state = RunState(begun, (), setup.methods.observer is not None, rounds)
         if setup_lib.MAIN not in self.warm:
@@ -211,9 +214,8 @@ class Run(engine.Engine):
 
         With a reducer that gossips `values` are the mean of the replicas'. All processes call it.
         """
-        handed, where = self.setup.programs.main.handed(()), self.setup.where
-        (frozen,) = mesh_lib.copies(handed.named.frozen, [where.own_device])
-        return types.Named(frozen, self._one(train.values) if jax.tree.leaves(train.values) else ())
+        values = self._one(train.values) if jax.tree.leaves(train.values) else ()
+        return self.setup.own_named._replace(values=values)
 
     def _one(self, rows: types.PyTree) -> types.PyTree:
         """One copy on this process's first device of rows, or their mean where they differ."""

@@ -71,9 +71,6 @@ class Programs(NamedTuple):
     updates: bool  # the parameters, by what is added up
     local: stepped.Stepped | fused.Fused | virtual.Virtual
     begin: Callable  # (params, kept, given=()) -> carried
-    handed: Callable[
-        [types.PyTree], types.Shared
-    ]  # of what a round is given, without a worker's own
     sync: jitted.InPlace
     sums: meeting_lib.Sums
     steps: rules.LocalSteps
@@ -130,6 +127,7 @@ class Setup:
     company: Company
     programs: Kinds
     begun: types.TrainState  # before the first round
+    by_name: named_lib.Beside  # what the loss may ask for
     notes: tuple[str, ...]  # of the source, for the report
     looks_at: Any  # (source, first examples), to see whether examples are apart; None: they are
 
@@ -138,10 +136,16 @@ class Setup:
         """Whether the model keeps state beside its parameters."""
         return isinstance(self.loss_fn, stateful.StatefulLoss)
 
+    @functools.cached_property
+    def frozen(self) -> types.PyTree:
+        """What losses are given as such, on the devices."""
+        return mesh_lib.place_once(self.by_name.frozen, self.where.mesh)
+
     @property
-    def beside(self) -> named_lib.Beside:
-        """What the loss is given by name."""
-        return named_lib.beside_of(self.loss_fn)
+    def own_named(self) -> types.Named:
+        """What losses may ask for before the first round, on this process's first device."""
+        (frozen,) = mesh_lib.copies(self.frozen, [self.where.own_device])
+        return types.Named(frozen, self.by_name.values.begun)
 
     @property
     def rounds_an_epoch(self) -> float:

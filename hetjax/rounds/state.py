@@ -69,11 +69,11 @@ def begun_average(params: types.PyTree, model_state: types.PyTree) -> types.Mode
 
 
 def begun_values(
-    values: named_lib.Values | None, rounds_an_epoch: float, rounds: Any, rest: Any
+    values: named_lib.Values, rounds_an_epoch: float, rounds: Any, rest: Any
 ) -> types.PyTree:
     """What losses are given as `values` where a run begins or goes on without those before."""
-    if values is None or not values.of_progress:
-        return () if values is None else values.begun
+    if not values.of_progress:
+        return values.begun
     first = [np.ravel(each)[0] for each in (rounds, rest)]
     progress = named_lib.progress_of(rounds_an_epoch, *first)
     return jax.device_get(jax.jit(lambda progress: values.update((), (), progress, {}))(progress))

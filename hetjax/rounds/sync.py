@@ -53,7 +53,7 @@ def make_sync(
     totals: Callable | None = None,
     finishes: bool = False,
     ema: float = 0.0,
-    values: named_lib.Values | None = None,
+    values: named_lib.Values = named_lib.NO_VALUES,
     rounds_an_epoch: float = 1.0,
 ) -> SyncFn:
     """Builds the sync phase: what the workers contributed becomes a new state.
@@ -69,8 +69,8 @@ def make_sync(
         mesh: the worker mesh for the collective form; None for the array form, on one device.
         observer: the ordering's device part, if it needs evidence.
         weighting: one of `weighting.WEIGHTINGS`: what is minimised.
-        nonfinite: what is done where a microbatch was not finite: 'stop' leaves the state as it
-            was, 'skip' the microbatch out, 'skip_update' the update.
+        nonfinite: what is left as it was where a microbatch was not finite: 'stop' the whole
+            state, 'skip' the microbatch's part, 'skip_update' all but `values`.
         totals: of `meeting.Sums`, where the sums have met before; in the collective form alone.
         finishes: it is given what the workers carry, and finishes it; in the collective form alone.
         ema: decay of the average of parameters and model's state; 0: there is none.
@@ -78,13 +78,13 @@ def make_sync(
         rounds_an_epoch: nominal rounds; the unit of their progress.
 
     Returns:
-        A pure function `(state, contributed, shares, active, metrics=(), handed=Shared(())) ->
+        A pure function `(state, contributed, shares, active, metrics=(), given=()) ->
         Synchronised`; `state` is a `TrainState`, or without an optimiser what workers have `Kept`;
         leaves of the first two are `[W, ...]`; `shares` is
         f32[W], each shard's share of the examples; `active` says which exchanges of a reducer
         that gossips are, bool[M], and is () for others; `metrics` are those of all workers,
-        where the caller knows them; `handed` is what this round and the next one hand
-        out to all workers alike.
+        where the caller knows them; `given` are the values that this
+        round and the next one hand out.
     """
     parts.choice(*weighting_lib.WEIGHTINGS).check("weighting", weighting)
     made_for = None if observer is None else observer.sizes
@@ -105,7 +105,7 @@ def make_sync(
         shares: jax.Array,
         active: types.Exchanges,
         metrics: types.SyncMetrics | tuple[()],
-        handed: types.Shared,
+        given: types.PyTree,
     ) -> Synchronised:
         reduced, metrics, is_empty = reduce_lib.reduce(how, form, contributed, shares, metrics)
         with jax.named_scope("coordinate_order"):
@@ -116,7 +116,7 @@ def make_sync(
             left, mean, own = update_lib.mean(how, form, state, *rest, active=active)
             return Synchronised(left, (), metrics, flips, mean, own)
         state, step = update_lib.update(how, form, state, *rest, active=active)
-        carried = begin(state.params, state.kept, handed)
+        carried = begin(state.params, state.kept, given)
         return Synchronised(state, carried, metrics, flips, step=step)
 
     if mesh is None:
@@ -129,19 +129,14 @@ def _on_mesh(body: SyncFn, mesh: Mesh, finish: Callable | None) -> SyncFn:
     """The collective form: the body on each device, for the one row that is there."""
 
     def synchronise(
-        state: Any,
-        contributed: Any,
-        shares: Any,
-        active: types.Exchanges,
-        metrics: Any,
-        handed: types.Shared,
+        state: Any, contributed: Any, shares: Any, active: types.Exchanges, metrics: Any, given: Any
     ) -> Synchronised:
         own, opened = trees.first_row((state, packing.unpack(contributed)))
         if finish is not None:
-            shared = handed.to(own.params, own.kept)
+            shared = types.shared(own.params, given, own)
             # Apart from the rest, so that XLA rounds as in a program of its own.
             opened = jax.lax.optimization_barrier(finish(shared, opened))
-        done = body(own, opened, shares, active, metrics, handed)
+        done = body(own, opened, shares, active, metrics, given)
         of_rows = done.state, done.carried, done.flips, done.mean, done.own, done.step
         state, carried, flips, mean, own, step = trees.add_row_axis(of_rows)
         carried = packing.pack_like(contributed, carried)
@@ -161,8 +156,8 @@ def _on_mesh(body: SyncFn, mesh: Mesh, finish: Callable | None) -> SyncFn:
 
 
 def _begin_row(steps: rules.LocalSteps) -> Callable:
-    def begin(params: types.PyTree, kept: types.Kept, handed: types.Shared) -> types.Carried:
-        return steps.begin(handed.to(params, kept), kept.worker, kept.memory)
+    def begin(params: types.PyTree, kept: types.Kept, given: types.PyTree) -> types.Carried:
+        return steps.begin(types.shared(params, given, kept), kept.worker, kept.memory)
 
     return begin
 
@@ -172,30 +167,29 @@ def _begin_rows(steps: rules.LocalSteps) -> Callable:
     is one row, too."""
     begin = _begin_row(steps)
 
-    def begin_all(params: types.PyTree, kept: types.Kept, handed: types.Shared) -> types.Carried:
+    def begin_all(params: types.PyTree, kept: types.Kept, given: types.PyTree) -> types.Carried:
         if not trees.is_shared_row(kept.memory, params):
-            return jax.vmap(begin, (0, 0, None))(params, kept, handed)
+            return jax.vmap(begin, (0, 0, None))(params, kept, given)
         kept = kept._replace(memory=trees.first_row(kept.memory))
         shared: Any = types.Carried(0, 0, None, 0)  # type: ignore[arg-type]
-        axes = 0, types.Kept(None, 0, 0, 0), None
-        begun = jax.vmap(begin, axes, shared)(params, kept, handed)
+        begun = jax.vmap(begin, (0, types.Kept(None, 0, 0, 0), None), shared)(params, kept, given)
         return begun._replace(evidence=trees.add_row_axis(begun.evidence))
 
     return begin_all
 
 
 def make_begin(steps: rules.LocalSteps, mesh: Mesh | None, *, packed: bool = False) -> Callable:
-    """`(params, kept, handed) -> carried`: what the workers begin with; leaves `[W, ...]`.
+    """`(params, kept, given) -> carried`: what the workers begin with; leaves `[W, ...]`.
 
-    For the first round, and wherever the state or what is handed out is not what the
-    synchronisation before knew. `packed`: as `Packed`, as all is from then on that is made of it.
+    For the first round, and wherever the state or what is given is not what the synchronisation
+    before knew. `packed`: as `Packed`, as everything is from then on that is made of it.
     """
     if mesh is None:
         return _begin_rows(steps)
     begin = _begin_row(steps)
 
-    def body(params: types.PyTree, kept: types.Kept, handed: types.Shared) -> types.PyTree:
-        carried = trees.add_row_axis(begin(*trees.first_row((params, kept)), handed))
+    def body(params: types.PyTree, kept: types.Kept, given: types.PyTree) -> types.PyTree:
+        carried = trees.add_row_axis(begin(*trees.first_row((params, kept)), given))
         return packing.pack(carried) if packed else carried
 
     rows = P(mesh_lib.WORKER_AXIS)

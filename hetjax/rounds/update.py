@@ -73,7 +73,7 @@ def update(
             model = jax.lax.optimization_barrier(types.Model(point, final.model_state))
             average = jax.tree.map(functools.partial(_averaged, how.ema), state.average, model)
             final = final._replace(average=trees.select(changes, average, state.average))
-        if how.values is not None:
+        if how.values.update is not None:
             goes_on = ~is_odd & ~is_empty if how.nonfinite == "stop" else is_odd | ~is_empty
             after = functools.partial(_values_after, how, metrics, ~is_odd)
             progress = final.progress_rounds, final.progress_rest
@@ -141,12 +141,13 @@ def _values_after(
     *progress: jax.Array,
 ) -> types.PyTree:
     """What losses are given as `values` in the next round, of one worker."""
-    assert how.values is not None
     sums = {name: total / weight for name, (total, weight) in dict(metrics.metric_sums).items()}
     told = {"loss": _mean_loss(metrics), "finite": finite, **sums}
     params = jax.lax.optimization_barrier(params)
     epochs = named_lib.progress_of(how.rounds_an_epoch, *progress)
-    return how.values.update(values, params, epochs, told)
+    after = how.values.update(values, params, epochs, told)
+    stateful.check_like(after, values, "values: the update returned another form")
+    return after
 
 
 def _scale(reduced: Reduced) -> jax.Array:

@@ -36,7 +36,7 @@ def of_run(
         state = _of_run(run, execute, state, kind, given, signed=signed)
         if kind == setup_lib.MAIN:
             kept, own = state.train.kept, run.setup.programs.of(kind, signed=signed)
-            shared = own.handed(given).to(state.train.params, kept)
+            shared = types.shared(state.train.params, given, kept, run.setup.frozen)
             independence.check(run.setup, own, shared, kept)
     run.warmed_up(kind, given)
     return state
@@ -59,7 +59,7 @@ def _of_run(
         own, train = plan.programs, state.train
         if own.updates and not is_second:
             begun = train.params, train.kept, given
-            _compile_sync_ahead(own, train, begun, setup.shares, plan.active, ())
+            _compile_sync_ahead(own, train, begun, setup.shares, plan.active, (), given)
             state = state._replace(carried=own.begin(*begun), signed=signed)
         executed = execute(state, plan)
         _wait(executed.sums)
@@ -91,10 +91,10 @@ def of_sums(
         own = plan.programs
         if not is_second:
             begun = point, types.Kept(), given
-            _compile_sync_ahead(own, types.Kept(), begun, setup.shares, plan.active, ())
+            _compile_sync_ahead(own, types.Kept(), begun, setup.shares, plan.active, (), given)
         _wait(engine.add_up(plan, point, types.Kept()).sums)
         if is_second and kind == setup_lib.MAIN:
-            shared = own.handed(given).to(point, types.Kept())
+            shared = types.shared(point, given, types.Kept(), setup.frozen)
             independence.check(setup, own, shared, types.Kept())
     engine.warmed_up(kind, given)
 
@@ -120,13 +120,12 @@ def _compile_sync_ahead(own: setup_lib.Programs, before: Any, begun: tuple, *oth
         own: the programs of the kind.
         before: what the synchronisation takes first.
         begun: what `begin` takes: the parameters before the round, leaves `[W, ...]`.
-        *others: what the synchronisation takes after what the workers contribute, but the last.
+        *others: what the synchronisation takes after what the workers contribute.
     """
     leaf = jax.tree.leaves(begun)[0]
     is_here = leaf.is_fully_addressable and len(leaf.devices()) == leaf.shape[0]
     if is_here and not own.sums.meet_before:
-        shapes = _contribution_shapes(own, *begun)
-        own.sync.compile_ahead(before, shapes, *others, own.handed(begun[-1]))
+        own.sync.compile_ahead(before, _contribution_shapes(own, *begun), *others)
 
 
 def _contribution_shapes(
@@ -135,10 +134,9 @@ def _contribution_shapes(
     """Of what all workers contribute, as the synchronisation takes it; `[W, ...]`."""
     contributed = jax.eval_shape(own.begin, params, kept, given)
     if not own.finishes_late:
-        handed = own.handed(given)
-        rows = functools.partial(jax.tree.map, functools.partial(_rows, 1))
-        shared = handed.to(*rows((params, kept._replace(memory=(), worker=()))))
-        carried = rows(contributed)
+        all_shared = types.shared(params, (), kept)
+        shared, carried = jax.tree.map(functools.partial(_rows, 1), (all_shared, contributed))
+        shared = shared._replace(given=given)
         contributed = jax.eval_shape(functools.partial(calls.finish, own.steps), shared, carried)
     leaf = jax.tree.leaves(params)[0]
     all_rows = functools.partial(_rows, leaf.shape[0], sharding=leaf.sharding)

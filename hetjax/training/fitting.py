@@ -18,7 +18,6 @@ from hetjax.inputs import refusals as inputs
 from hetjax.local import rules
 from hetjax.losses import batch_loss, stateful
 from hetjax.losses import loss as losses_lib
-from hetjax.losses import named as named_lib
 from hetjax.records import evaluate as evaluate_lib
 from hetjax.records import evaluations, keeper, results, summary
 from hetjax.records import workdir as workdir_lib
@@ -164,8 +163,6 @@ def fit(
         params = jax.device_get(mesh_lib.own_row(results.train_of(init_state).params))
     written = _checked(optimizer, callbacks, writers, resume)
     loss_fn = stateful.of(loss_fn, model_state, state_reduce)
-    others = [(rule, 0), (metrics_fn, 2 + isinstance(loss_fn, stateful.StatefulLoss))]
-    loss_fn = named_lib.of(loss_fn, frozen, values, others=others)
     source, directory = sources.as_source(source), workdir_lib.absolute(workdir)
     eval_sets = evaluations.sets_of(eval_source, eval_sources, metrics_fn)
     batch_loss.check_evaluation(loss_fn, metrics_fn, is_asked=bool(eval_sets))
@@ -180,6 +177,9 @@ def fit(
                 workers=workers,
                 per_example_rng=per_example_rng,
                 rule=rule,
+                frozen=frozen,
+                values=values,
+                asking=[metrics_fn],
                 config=config,
                 solved=functools.partial(keeper.kept_solutions, directory, resume=resume),
                 begins=begins,
@@ -192,8 +192,7 @@ def fit(
             metrics_fn = evaluate_lib.of_model(metrics_fn)
         if isinstance(loss_fn, stateful.StatefulLoss):
             model = types.Model(params, loss_fn.model_state)
-        of_sets = setup, metrics_fn, eval_sets, model, run.named(setup.begun)
-        evaluate = evaluations.Evaluations(*of_sets, progress=progress)
+        evaluate = evaluations.Evaluations(setup, metrics_fn, eval_sets, model, progress=progress)
         best, may_lead = (run.config.best_by, run.config.best_mode), setup.where.may_lead
         judge = evaluations.judge(evaluate.names, *best) if may_lead else evaluations.Judge()
         task = training.Training(

@@ -15,7 +15,7 @@ from hetjax.checkpoints import checkpoint, leaves
 from hetjax.processes import gathering
 from hetjax.records import evaluations, results, workdir
 from hetjax.records import summary as summary_lib
-from hetjax.rounds import judged, learned, programs, resume, round_report
+from hetjax.rounds import judged, programs, resume, round_report
 from hetjax.rounds import run as run_lib
 from hetjax.rounds import state as state_lib
 from hetjax.rounds.run_state import RunState
@@ -268,7 +268,7 @@ class Training(task_lib.Task):
             "arrays": resume.to_arrays(self.state, self.best, self.setup),
             "params": self.setup.begun.params,
             "model_state": leaves.form_of(self.setup.begun.model_state),
-            "quota": learned.policy_of(self.setup),
+            "quota": resume.policy_of(self.setup),
             "ema": self.setup.config.ema,
             "source": self.setup.feed.saved(self.state.stream) if self.setup.where.leads else None,
             "examples_recomputed": self.summary.examples_recomputed,
@@ -297,7 +297,7 @@ class Training(task_lib.Task):
             ema_params=average.params,
             ema_model_state=average.state,
             state=self.state.train,
-            learned=learned.of(self.state.rounds, self.setup),
+            learned=self.state.rounds.policies,
         )
 
 

@@ -106,8 +106,8 @@ def make_train_step(
         Chao, Liao, Gao, "Task allocation for decentralized training in heterogeneous
         environment", 2021, arXiv 2111.08272, for unequal work between two synchronisations.
     """
-    loss_fn = named_lib.of(loss_fn, frozen, values, caller=_NAME, others=[(rule, 0)])
-    beside = named_lib.beside_of(loss_fn)
+    loss_fn, is_own = named_lib.giving(loss_fn, 3), rule is not None
+    beside = named_lib.beside(loss_fn, frozen, values, caller=_NAME, is_own=is_own)
     inputs.check_loss_fn(loss_fn, caller=_NAME)
     reducer_part, order = kinds.resolve("reducer", reducer), kinds.resolve("ordering", ordering)
     if lines := list(kinds.of_two(order, reducer_part)):
@@ -150,18 +150,18 @@ def make_train_step(
     ) -> tuple:
         if reducer_part.gossips and isinstance(active, tuple):
             raise ValueError("active: missing, must be step.active(round) with this reducer")
-        of_run = loss_fn, rule, optimizer, observer
-        traced = _check_step(*of_run, state, microbatches, rng, per_example_rng=per_example_rng)
+        of_run = loss_fn, rule, optimizer, observer, state, microbatches, rng
+        with named_lib.scope(beside.named):
+            traced = _check_step(*of_run, per_example_rng=per_example_rng)
         run_local, begin, synchronise = programs(*traced)
         frozen = beside.frozen if frozen is None else frozen
-        handed = types.Shared((), given, named=types.Named(frozen))
         rngs = jnp.broadcast_to(rng, (mesh.size, *rng.shape))
         shares = jnp.full(mesh.size, 1 / mesh.size) if shares is None else shares
         own = state.params, state.kept
-        begun = handed.to(*own), begin(*own, handed)
+        begun = types.shared(own[0], given, own[1], frozen), begin(*own, given)
         contributed, example_signs = run_local(*begun, microbatches, counts, rngs)
         before = state.kept if optimizer is None else state
-        done = synchronise(before, contributed, shares, active, (), handed)
+        done = synchronise(before, contributed, shares, active, (), given)
         told = _metrics(done, rule), _turned(example_signs, done.flips)
         if optimizer is None:
             return state._replace(**done.state._asdict()), *told, done.mean

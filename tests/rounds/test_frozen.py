@@ -129,9 +129,10 @@ def test_frozen_arguments_train_as_constants_do(kind, local, float64):
 @pytest.mark.parametrize("kind", ["plain", "of_nnx", "of_linen"])
 def test_nothing_frozen_is_a_constant_of_a_program(kind, float64):
     (loss_fn, given), _, params = KINDS[kind]()
-    loss_fn = named.of(loss_fn, **given)
+    loss_fn = named.giving(loss_fn, 3)
     rule = gradients.gradient_sums(loss_fn)
-    shared = hetjax.types.Shared(params, named=loss_fn.beside.named)
+    frozen = named.frozen_of(loss_fn, given.get("frozen", ()))
+    shared = hetjax.types.Shared(params, named=hetjax.types.Named(frozen))
     steps = rules.with_observer(rule)
     batch = jax.tree.map(lambda x: x[:4], DATA)
     microbatch = hetjax.types.Microbatch(
@@ -161,7 +162,7 @@ def test_on_cpus_it_lies_once():
         **{name: value for name, value in FIELDS.items() if name != "progress"},
     ) as run:
         state, _ = run.round(run.init())
-        (leaf,) = jax.tree.leaves(run.setup.programs.main.handed(()).named.frozen)
+        (leaf,) = jax.tree.leaves(run.setup.frozen)
         places = {shard.data.unsafe_buffer_pointer() for shard in leaf.addressable_shards}
         assert len(leaf.addressable_shards) == 2
         assert len(places) == 1

@@ -121,13 +121,13 @@ def test_updates_are_those_of_plain_numpy(name, weighting, float64):
             expected = reducer.mixing.gossip.matrix(active) @ expected
         first = None
         for form, state in zip(forms, states, strict=True):
-            done = form(state, sums, shares, active, (), types.Shared(()))
+            done = form(state, sums, shares, active, (), ())
             new, metrics = done.state, done.metrics
             np.testing.assert_allclose(new.params, expected, rtol=1e-11, atol=1e-12)
             np.testing.assert_allclose(metrics.worker_weights, sums.weight, rtol=1e-15)
             first = metrics if first is None else first
         told = jax.tree.map(np.asarray, first)  # as several processes give them
-        again = forms[1](states[1], sums, shares, active, told, types.Shared(())).state
+        again = forms[1](states[1], sums, shares, active, told, ()).state
         np.testing.assert_allclose(again.params, expected, rtol=1e-11, atol=1e-12)
 
 

@@ -55,7 +55,7 @@ def fit_bilevel(
     best_by: str = "",
     best_mode: str = "min",
     workers: int | None = None,
-    frozen: types.PyTree | None = None,
+    frozen: types.PyTree = (),
     **fields: Any,
 ) -> results.BilevelResult:
     """Solves a bilevel problem on workers that are not equal.
@@ -141,7 +141,6 @@ def fit_bilevel(
     if replay is not None:
         for name, own in of_level.items():
             own["replay"] = str(pathlib.Path(replay).expanduser() / outer_steps_lib.FILES[name])
-    problem = Bilevel(*(named_lib.with_frozen(loss, frozen) for loss in problem))
     written = background.check(writers)
     sets = evaluations.sets_of(eval_source, eval_sources, metrics_fn, caller="fit_bilevel")
     directory = workdir_lib.absolute(workdir)
@@ -158,6 +157,7 @@ def fit_bilevel(
                 lower_source=lower_source,
                 begins=begins,
                 workers=workers,
+                frozen=frozen,
                 solved=functools.partial(keeper.kept_solutions, directory, resume=resume),
                 **of_level,
                 **fields,
@@ -202,21 +202,19 @@ def _evaluations(
     *,
     progress: bool,
 ) -> evaluations.Evaluations:
-    loss = run.problem.upper
+    loss = named_lib.giving(run.problem.upper, 3)
+    metrics_fn = named_lib.giving(metrics_fn, 2)
     if sets and metrics_fn is None and any(r.level == UPPER for r in per_example.split(run.x)[1]):
         raise ValueError(
             "fit_bilevel: x has PerExample leaves of the upper level; evaluate by a metrics_fn"
         )
 
-    def metrics(params: types.PyTree, examples: types.PyTree, **named: Any) -> dict[str, Any]:
+    def metrics(params: types.PyTree, examples: types.PyTree) -> dict[str, Any]:
         if metrics_fn is not None:
-            return metrics_fn(params["y"], examples, **named)
+            return metrics_fn(params["y"], examples)
         x = params["x"].x if isinstance(params["x"], trajectory.Learned) else params["x"]
-        found = loss(x, params["y"], examples, **named)
+        found = loss(x, params["y"], examples)
         return {"loss": found[:2] if isinstance(found, tuple) else found}
 
-    asks = named_lib.asks_of(*((loss, 3) if metrics_fn is None else (metrics_fn, 2)))
-    metrics = named_lib.signed(metrics, asks, "params", "examples")
     params = {"x": per_example.plain(run.x), "y": run.y0}
-    named = run.setup.beside.named
-    return evaluations.Evaluations(run.setup, metrics, sets, params, named, progress=progress)
+    return evaluations.Evaluations(run.setup, metrics, sets, params, progress=progress)

@@ -18,7 +18,7 @@ from hetjax.checkpoints import checkpoint
 from hetjax.processes import gathering
 from hetjax.records import evaluations, workdir
 from hetjax.report import bilevel as report_lib
-from hetjax.rounds import judged, learned, round_report
+from hetjax.rounds import judged, resume, round_report
 from hetjax.training import task as task_lib
 
 FILES = {UPPER: "upper_rounds.jsonl", LOWER: "lower_rounds.jsonl"}
@@ -144,7 +144,7 @@ class OuterSteps(task_lib.Task):
         values = {}
         if self.evaluate:
             placed = jax.device_put(params, self.setup.where.own_device)
-            values = self.evaluate(placed, (), after=f"{self.steps_done} outer steps")
+            values = self.evaluate(placed, after=f"{self.steps_done} outer steps")
         if self.summary.evaluated(values, **beside, step=step):
             self.best = params
         return values
@@ -191,7 +191,7 @@ class OuterSteps(task_lib.Task):
             "arrays": saving.to_arrays(run, state, params, self.best),
             "params": params,
             "level_rounds": {name: at.rounds.rounds_done for name, at in state.levels.items()},
-            "quota": {name: learned.policy_of(run.levels[name].run.setup) for name in state.levels},
+            "quota": {name: resume.policy_of(run.levels[name].run.setup) for name in state.levels},
         }
 
     def page(self, summary: dict[str, Any], recorder: workdir.Recorder) -> str:

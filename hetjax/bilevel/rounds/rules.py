@@ -48,32 +48,27 @@ class Sums(NamedTuple):
 def loss_of(problem: Bilevel, level: str) -> losses_lib.LossFn:
     """A level's loss as one of a microbatch, at a `Point` whose x has the microbatch's rows."""
     loss = problem.upper if level == problem_lib.UPPER else problem.lower
+    loss = named_lib.giving(loss, 3)
 
-    def of_point(point: Any, examples: types.PyTree, rng: jax.Array, **named: Any) -> Any:
-        found = loss(per_example.plain(point.x), point.y, examples, **named)
+    def of_point(point: Any, examples: types.PyTree, rng: jax.Array) -> Any:
+        found = loss(per_example.plain(point.x), point.y, examples)
         if isinstance(found, types.Losses) and found.metrics is not None:
             raise ValueError("the loss returns metrics, which no request adds up; leave them out")
         return losses_lib.split(found)  # its weights may depend on x and y
 
-    return _asking(of_point, loss)
-
-
-def _asking(of_point: Any, loss: Any) -> losses_lib.LossFn:
-    asks = named_lib.asks_of(loss, 3)
-    return named_lib.of(named_lib.signed(of_point, asks, "point", "examples", "rng"))
+    return of_point
 
 
 def tried_loss(problem: Bilevel, level: str) -> losses_lib.LossFn:
     """As `loss_of`, at a `Point` whose x has all rows: for any examples, by which it is tried."""
     of_point = loss_of(problem, level)
 
-    def tried(point: Any, examples: types.PyTree, rng: jax.Array, **named: Any) -> Any:
+    def tried(point: Any, examples: types.PyTree, rng: jax.Array) -> Any:
         num = len(jax.tree.leaves(examples)[0])
         x = per_example.rows(point.x, level, jnp.arange(num, dtype=jnp.int32))
-        more = {"named": types.Named(**named)} if named else {}
-        return of_point(point._replace(x=x), examples, rng, **more)
+        return of_point(point._replace(x=x), examples, rng)
 
-    return _asking(tried, problem.upper if level == problem_lib.UPPER else problem.lower)
+    return tried
 
 
 def depends(problem: Bilevel, what: What, point: Point, examples: types.PyTree) -> bool:
@@ -118,7 +113,7 @@ def answering(
     ) -> tuple[tuple, Sums]:
         point: Point = shared.params
         ids = jnp.asarray(microbatch.example_ids)
-        losses = losses_lib.masked(loss_fn, microbatch, rng, named=shared.named)
+        losses = losses_lib.masked(loss_fn, microbatch, rng)
 
         def both(x: types.PyTree, y: types.PyTree, batch: Any) -> tuple[jax.Array, jax.Array]:
             products, amounts = losses(Point(x, y))

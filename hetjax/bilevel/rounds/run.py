@@ -16,6 +16,7 @@ from hetjax.bilevel.problem import LOWER, UPPER, Bilevel, What
 from hetjax.bilevel.rounds import level, stepping
 from hetjax.bilevel.rounds import setup as setup_lib
 from hetjax.inputs import extra_arguments
+from hetjax.losses import named as named_lib
 from hetjax.processes import gathering, waits
 from hetjax.rounds import judged, round_report
 from hetjax.rounds import state as state_lib
@@ -71,9 +72,12 @@ class BilevelRun:
         y: types.PyTree,
         estimator: machine.Estimator,
         optimizer: optax.GradientTransformation,
+        *,
+        frozen: types.PyTree = (),
         **fields: Any,
     ) -> None:
-        found = setup_lib.build(problem, x, y, estimator, optimizer, **fields)
+        with named_lib.scope(types.Named(frozen)):
+            found = setup_lib.build(problem, x, y, estimator, optimizer, **fields)
         self.levels, self._stepping, self.x, self.y0 = found
         self.problem, self.estimator = problem, estimator
         self.optimizer = self._stepping.optimizer

@@ -20,6 +20,7 @@ from hetjax.config import kinds
 from hetjax.data import iterables, sources
 from hetjax.inputs import arguments
 from hetjax.inputs import refusals as inputs
+from hetjax.losses import named as named_lib
 
 SEED_OF_UPPER = 0x5550  # added to the run's: its order and its delays are others
 _REFUSED = {
@@ -96,7 +97,9 @@ def build(
             _check_gate(made)
             first = sources.fetch(at_level[UPPER], np.arange(1))
             rows = per_example.rows(point.x, UPPER, jnp.arange(1))
-            diagnosis.check_upper(problem_lib.mean(problem.upper), rows, y, first)
+            diagnosis.check_upper(
+                problem_lib.mean(named_lib.giving(problem.upper, 3)), rows, y, first
+            )
         steps = stepping.Stepping(
             estimator, tx, x, mesh=setup.where.mesh, reducer=setup.methods.reducer
         )
