@@ -37,7 +37,14 @@ class Values(NamedTuple):
 
     begun: types.PyTree = ()
     update: Any = None  # (values, params, progress, metrics) -> values; None: there are none
-    of_progress: bool = False  # it follows from the progress alone: nothing of it is kept
+    of_progress: Any = None  # the function, where it follows from the progress alone
+
+    def at(self, rounds_an_epoch: float, train: types.TrainState) -> types.PyTree:
+        """Where a run goes on with a state that has none; `train` has rows, on the host."""
+        if self.of_progress is None:
+            return self.begun
+        progress = progress_of(rounds_an_epoch, train.progress_rounds[0], train.progress_rest[0])
+        return jax.device_get(jax.jit(self.of_progress)(progress))
 
 
 NO_VALUES = Values()
@@ -165,7 +172,7 @@ def _values(given: Any, caller: str) -> Values:
         return Values()
     if callable(given):
         begun = jax.device_get(jax.jit(given)(jnp.zeros((), jnp.result_type(float))))
-        return Values(begun, lambda values, params, progress, metrics: given(progress), True)
+        return Values(begun, lambda values, params, progress, metrics: given(progress), given)
     is_pair = isinstance(given, tuple) and len(given) == 2 and callable(given[1])
     if is_pair and parts.takes(given[1], 4) and jax.tree.leaves(given[0]):
         return Values(jax.tree.map(_typed, given[0]), given[1])

@@ -20,7 +20,6 @@ from hetjax.checkpoints import checkpoint, leaves
 from hetjax.config import experiment as config_lib
 from hetjax.config import recorded
 from hetjax.inputs import fingerprint
-from hetjax.losses import named as named_lib
 from hetjax.rounds import judged, run_state
 from hetjax.rounds import setup as setup_lib
 from hetjax.rounds import state as state_lib
@@ -209,8 +208,8 @@ def from_train(train: Any, setup: setup_lib.Setup) -> types.TrainState:
         point = judged.of(given.params, given.opt_state)
         average = state_lib.begun_average(point, given.model_state) if own.average else ()
         given = given._replace(average=average)
-    begun, values = _begun_values(setup, given.progress_rounds, given.progress_rest)
-    if values.of_progress or jax.tree.map(np.shape, begun) != jax.tree.map(np.shape, given.values):
+    begun = _repeated(setup.by_name.values.at(setup.rounds_an_epoch, given), _num_rows(given))
+    if jax.tree.map(np.shape, begun) != jax.tree.map(np.shape, given.values):
         given = given._replace(values=begun)
     try:
         rows = leaves.unflatten(
@@ -228,15 +227,6 @@ def from_train(train: Any, setup: setup_lib.Setup) -> types.TrainState:
     return mesh_lib.place(given._replace(**kept), setup.where.mesh)
 
 
-def _begun_values(
-    setup: setup_lib.Setup, rounds: Any, rest: Any
-) -> tuple[types.PyTree, named_lib.Values]:
-    """What losses are given as `values` at a progress, of a row or all; and how it goes on."""
-    values = setup.by_name.values
-    begun = state_lib.begun_values(values, setup.rounds_an_epoch, rounds, rest)
-    return _repeated(begun, len(rounds)) if rounds.ndim else begun, values
-
-
 def from_arrays(
     saved: checkpoint.Saved, fresh: run_state.RunState, setup: setup_lib.Setup
 ) -> tuple[run_state.RunState, types.PyTree]:
@@ -249,9 +239,6 @@ def from_arrays(
     """
     arrays, num_workers = _with_average(saved, setup), setup.where.num_rows
     arrays = {"train/progress_rest": np.zeros_like(arrays["train/progress_rounds"])} | arrays
-    done = [arrays[f"train/progress_{name}"] for name in ("rounds", "rest")]
-    begun, values = _begun_values(setup, *done)
-    arrays |= leaves.flatten(begun, "train/values") if values.of_progress else {}
     one = jax.device_get(mesh_lib.own_row(fresh.train))
     common = one._replace(memory=(), worker=())
     if setup.methods.reducer.keeps_replicas_equal:

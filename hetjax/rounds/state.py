@@ -13,7 +13,6 @@ from jax.sharding import Mesh
 from hetjax import debugging, trees, types
 from hetjax import mesh as mesh_lib
 from hetjax.local import rules
-from hetjax.losses import named as named_lib
 from hetjax.ordering import ordering
 from hetjax.processes import waits
 
@@ -66,17 +65,6 @@ def make_train_state(
 def begun_average(params: types.PyTree, model_state: types.PyTree) -> types.Model:
     """The average before the first round: what it is of, floating point in float32 or wider."""
     return jax.tree.map(wide, types.Model(params, model_state))
-
-
-def begun_values(
-    values: named_lib.Values, rounds_an_epoch: float, rounds: Any, rest: Any
-) -> types.PyTree:
-    """What losses are given as `values` where a run begins or goes on without those before."""
-    if not values.of_progress:
-        return values.begun
-    first = [np.ravel(each)[0] for each in (rounds, rest)]
-    progress = named_lib.progress_of(rounds_an_epoch, *first)
-    return jax.device_get(jax.jit(lambda progress: values.update((), (), progress, {}))(progress))
 
 
 def wide(leaf: Any) -> Any:
