@@ -1,8 +1,9 @@
 """Order and quotas become the microbatches of a round, each example exactly once a pass.
 
 Shared data: one order for the whole set, cut by prefix sums of the quotas. Private data: each
-worker owns a shard, with an order and passes of its own. A pass is once through an order. A round
-never spans two passes, so the next order may depend on all of the last one.
+worker owns a shard, with an order and passes of its own; where each process has a part of the data,
+its workers divide that part, or share it if its examples come once. A pass is once through an
+order. A round never spans two passes, so the next order may depend on all of the last one.
 
 What was planned and not processed (a gate closed, a worker died) goes back to the head of its
 order as whole microbatches, in (worker, position) order. Examples are committed in that order,

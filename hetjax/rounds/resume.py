@@ -93,9 +93,9 @@ def check_shards(saved: checkpoint.Saved, setup: setup_lib.Setup) -> None:
     before = [len(saved.arrays[name]) for name in names if name in saved.arrays]
     if sharing != "shared" and before != sizes:
         raise ValueError(
-            f"the checkpoint of round {saved.about['rounds']} has shards of {before} examples, and "
-            f"this run of {sizes}: with data.sharing={sharing!r} the workers, their processes and "
-            "quota.proportions must stay"
+            f"the checkpoint of round {saved.about['rounds']} has {saved.about['num_workers']} "
+            f"workers and this run {len(setup.where.devices)}, with shards of {before} examples "
+            f"and of {sizes}: with data.sharing={sharing!r} these and quota.proportions must stay"
         )
 
 
