@@ -128,7 +128,7 @@ class Lent(NamedTuple):
 
     arrays: types.PyTree
     example_ids: Any  # i32[B]
-    first_id: Any  # i32[], of the arrays; None: 0
+    first_id: int | None  # of the arrays; None: 0
 
 
 def gathered(microbatch: types.Microbatch | Lent) -> types.Microbatch:
@@ -192,8 +192,7 @@ class ResidentFeed(Feed):
         return self._gather(*ResidentFeed.lend(self, worker, example_ids))
 
     def lend(self, worker: int, example_ids: np.ndarray, passes: np.ndarray | int = 0) -> Lent:
-        first_id = np.int32(self.own.first) if self.own.first else None
-        return Lent(self._arrays[worker], example_ids, first_id)
+        return Lent(self._arrays[worker], example_ids, self.own.first or None)
 
 
 _Key = tuple[int, bytes]

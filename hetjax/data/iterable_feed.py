@@ -185,8 +185,7 @@ class IterableFeed(feed.Feed):
         return self._block_of(start + int(own.remaining[0]))[0]
 
     def saved(self, state: stream_lib.StreamState) -> Any:
-        found = self._source.inputs.saved(self._next(state))
-        return found if self.reads_all else self.own.tell(found)
+        return self.own.tell(self._source.inputs.saved(self._next(state)))
 
     def go_on(self, state: stream_lib.StreamState, saved: Any) -> None:
         position = self._next(state)

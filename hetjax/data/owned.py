@@ -24,6 +24,11 @@ def alike(source: Any, sharing: str) -> Any:
     return str(jax.eval_shape(lambda first: first, sources.read(source, 0)))
 
 
+def seed(config: Any) -> int:
+    """Of what a source draws by the number of an example: other numbers in each part."""
+    return config.seed + (board_lib.runtime().process_id << 32) * (config.data.sharing == LOCAL)
+
+
 class Owned:
     """What this process reads of the data; all processes of a run make it together.
 

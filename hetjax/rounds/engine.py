@@ -74,7 +74,7 @@ class Engine:
         debug = given.config.debug or debugging.is_on()
         self.config, self.recorded = dataclasses.replace(given.config, debug=debug), given.recorded
         compiled.keep(self.config.compilation_cache)
-        source = sources.of_run(sources.as_source(source), self.config.seed)
+        source = sources.of_run(sources.as_source(source), owned.seed(self.config))
         self._given = loss_fn, point, optimizer, source
         self._is_guest = beside is not None
         self.beacons: beacons_lib.Beacons = beside.beacons if beside else beacons_lib.start()
