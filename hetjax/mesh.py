@@ -128,7 +128,8 @@ def make_worker_mesh(num_workers: int, devices: Sequence[jax.Device] | None = No
     Raises:
         ValueError: there are fewer devices than workers.
     """
-    devices = jax.devices() if devices is None else devices
+    if devices is None:  # the workers of a process follow each other
+        devices = sorted(jax.devices(), key=lambda device: device.process_index)
     if num_workers < 1:
         raise ValueError(f"num_workers = {num_workers}: at least one worker is needed")
     if num_workers > len(devices):

@@ -130,6 +130,10 @@ CONTRADICTIONS = [
     ),
     (nested(data__weighting="example"), "data.weighting: got 'example', needs"),
     (
+        nested(data__sharing="process_local"),
+        "data.sharing: got 'process_local', but each process reads all of data.name='digits'",
+    ),
+    (
         nested(optimizer__warmup_epochs=21),
         "warmup_epochs: got 21.0, must be at most epochs=20.",
     ),

@@ -182,7 +182,7 @@ def _fit(experiment: groups.ExperimentConfig, parts: kinds.Parts) -> Iterator[st
     data = experiment.data
     is_weighted = data.sharing == "shared" and data.weighting != "shard"
     if is_weighted and not parts.reducer.gossips:
-        yield f"data.weighting: got {data.weighting!r}, needs data.sharing='private' or gossip."
+        yield f"data.weighting: got {data.weighting!r}, needs shards (data.sharing) or gossip."
     if parts.gate.closes and experiment.local == "fused":
         yield (
             f"gate.trigger: got {experiment.gate.trigger!r} with local='fused', which nothing can "
@@ -197,7 +197,7 @@ def _budget(experiment: groups.ExperimentConfig) -> Iterator[str]:
     """What a round of every size of the cluster must hold; for private data, also of each shard."""
     quota = experiment.quota
     cap = quota.max_microbatches or experiment.budget
-    private = experiment.data.sharing == "private"
+    sharing = experiment.data.sharing
     for when, num_present in _presence(experiment.cluster):
         if not num_present:
             yield f"cluster.changes: no worker is present from round {when} on."
@@ -206,10 +206,10 @@ def _budget(experiment: groups.ExperimentConfig) -> Iterator[str]:
                 f"budget: got {experiment.budget}, but {num_present} workers of at most "
                 f"quota.max_microbatches={cap} hold {num_present * cap} (round {when})."
             )
-        elif private and num_present > experiment.budget:
+        elif sharing != "shared" and num_present > experiment.budget:
             yield (
                 f"budget: got {experiment.budget}, must be at least {num_present} with "
-                f"data.sharing='private': so many workers are present from round {when} on."
+                f"data.sharing={sharing!r}: so many workers are present from round {when} on."
             )
         else:
             continue

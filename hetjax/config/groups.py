@@ -41,7 +41,7 @@ class DataConfig:
         str, choice("auto", "pad", "fill", "drop", says="a pass's last microbatch that is not full")
     ] = "auto"
     sharing: Annotated[
-        str, choice("shared", "private", says="one order over all examples, or a shard a worker")
+        str, choice("shared", "private", "process_local", says="one order, shards, or own parts")
     ] = "shared"
     weighting: Annotated[
         str, choice("shard", "example", "shard_mean", says="whose examples count how much")

@@ -21,7 +21,7 @@ from jax.experimental import layout
 
 from hetjax import types
 from hetjax.data import held as held_lib
-from hetjax.data import leaves, readers, sources
+from hetjax.data import leaves, owned, readers, sources
 from hetjax.data import passes as passes_lib
 from hetjax.data import stream as stream_lib
 
@@ -40,6 +40,9 @@ class Feed:
 
     reads_all = False
     """Whether the hints are to be of what all workers do, those of other processes too."""
+
+    own = owned.Owned((), "shared")
+    """Which of the run's examples the source has."""
 
     def __init__(self, held: held_lib.Held | None) -> None:
         self._held, self._compared = held, 0
@@ -75,6 +78,10 @@ class Feed:
         """
         raise NotImplementedError
 
+    def limits(self, plan: stream_lib.Assignment, most: np.ndarray) -> np.ndarray:
+        """i64[W]: `most` microbatches of each worker, fewer where a process's part has ended."""
+        return most
+
     def saved(self, state: stream_lib.StreamState) -> Any:
         """What a checkpoint keeps of the source itself, as JSON values."""
 
@@ -108,9 +115,9 @@ def rows(example_ids: Any, xp: Any) -> Any:
     return xp.where(of_padding < stream_lib.PADDING, passes_lib.filling(of_padding), of_padding)
 
 
-def _gather(arrays: types.PyTree, example_ids: jax.Array) -> types.Microbatch:
-    is_example = example_ids >= 0
-    places = jnp.maximum(rows(example_ids, jnp), 0)
+def _gather(arrays: types.PyTree, example_ids: jax.Array, first_id: Any) -> types.Microbatch:
+    is_example, ids = example_ids >= 0, rows(example_ids, jnp)
+    places = jnp.maximum(ids if first_id is None else ids - first_id, 0)
     with jax.named_scope("gather"):
         examples = jax.tree.map(lambda leaf: jnp.take(leaf, places, 0, mode="clip"), arrays)
     return types.Microbatch(example_ids, is_example.astype(jnp.float32), examples)
@@ -121,6 +128,7 @@ class Lent(NamedTuple):
 
     arrays: types.PyTree
     example_ids: Any  # i32[B]
+    first_id: int | None  # of the arrays; None: 0
 
 
 def gathered(microbatch: types.Microbatch | Lent) -> types.Microbatch:
@@ -181,10 +189,10 @@ class ResidentFeed(Feed):
     def load(
         self, worker: int, example_ids: np.ndarray, passes: np.ndarray | int = 0
     ) -> types.Microbatch:
-        return self._gather(self._arrays[worker], example_ids)
+        return self._gather(*ResidentFeed.lend(self, worker, example_ids))
 
     def lend(self, worker: int, example_ids: np.ndarray, passes: np.ndarray | int = 0) -> Lent:
-        return Lent(self._arrays[worker], example_ids)
+        return Lent(self._arrays[worker], example_ids, self.own.first or None)
 
 
 _Key = tuple[int, bytes]
@@ -225,7 +233,7 @@ class StreamedFeed(Feed):
     def _submit(self, pass_index: int, microbatches: list[np.ndarray]) -> None:
         """Has microbatches i32[B] read as one block: at once, or in parts by several threads."""
         ids = np.stack(microbatches)
-        ids = rows(ids, np).reshape(-1)
+        ids = rows(ids, np).reshape(-1) - self.own.first
         size = -(-len(ids) // self._num_readers)
         parts = [ids[start : start + size] for start in range(0, len(ids), size)]
         block = [self._readers.submit(part, pass_index) for part in parts]

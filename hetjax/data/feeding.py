@@ -8,7 +8,7 @@ import numpy as np
 from hetjax import mesh, messages, ordering, types
 from hetjax.config import experiment as config_lib
 from hetjax.config import kinds
-from hetjax.data import choosing, iterables, sources
+from hetjax.data import choosing, iterables, owned, sources
 from hetjax.data import feed as feed_lib
 from hetjax.data import stream as stream_lib
 from hetjax.processes import board as board_lib
@@ -46,39 +46,45 @@ def check(
         )
     if not isinstance(source, iterables.Streamed):
         return
-    order = kinds.name_of("ordering", chosen.ordering)
+    order, data = kinds.name_of("ordering", chosen.ordering), config.data
     if order != _DEFAULT:
         raise ValueError(f"ordering.method: got {order!r} {_ONCE}")
-    if config.data.sharing == "private":
+    if data.sharing == "private":
         raise ValueError(f"data.sharing: got 'private' {_ONCE}")
-    if config.data.feed == "resident" or config.data.readers != 1:
-        asked = f"feed={config.data.feed!r}, readers={config.data.readers!r}"
-        raise ValueError(f"data: got {asked} {_ONCE}")
+    if data.sharing == owned.LOCAL and data.weighting != "example":
+        raise ValueError(
+            f"data.weighting: got {data.weighting!r}; parts that are streams take 'example'"
+        )
+    if data.feed == "resident" or data.readers != 1:
+        raise ValueError(f"data: got feed={data.feed!r}, readers={data.readers!r} {_ONCE}")
 
 
 def make_feed(
-    config: config_lib.ExperimentConfig, source: Any, where: mesh.Placement, *, progress: bool
+    config: config_lib.ExperimentConfig, own: owned.Owned, where: mesh.Placement, *, progress: bool
 ) -> feed_lib.Feed:
     """As the configuration says, and as a few examples of the source show."""
-    leads, is_alone = where.leads, len(where.own) == len(where.devices)
-    return choosing.training_feed(
-        source,
+    is_own = own.part is not None  # of which no other process can tell
+    leads, is_alone = where.leads or is_own, is_own or len(where.own) == len(where.devices)
+    feed = choosing.training_feed(
+        own.source,
         where.devices,
         asked=config.data.feed,
         num_readers=config.data.readers,
         leads=leads,
         agree=solutions.Solutions(leads=leads, board=None if is_alone else board_lib.Board("feed")),
-        progress=progress and leads,
+        progress=progress and where.leads,
     )
+    feed.own, feed.reads_all = own, feed.reads_all and not is_own
+    return feed
 
 
 def make_stream(
     config: config_lib.ExperimentConfig,
-    source: Any,
+    own: owned.Owned,
+    where: mesh.Placement,
     chosen: kinds.Parts,
     *,
     last: str,
-    leads: bool,
 ) -> stream_lib.Stream:
     """As the configuration says; tells who has nothing to do. A private shard always has a part."""
     common: dict[str, Any] = {
@@ -88,18 +94,20 @@ def make_stream(
         "last": last,
     }
     num_workers = config.cluster.num_workers
+    if isinstance(own.source, iterables.Streamed):
+        common |= {"ordering": AS_IT_COMES, "comes_once": True}
     if config.data.sharing == "shared":
         idle = num_workers - config.budget
-        if idle > 0 and leads:
+        if idle > 0 and where.leads:
             messages.say(
                 f"budget: {config.budget} microbatches a round leave {idle} of {num_workers} "
                 "workers idle"
             )
-        if isinstance(source, iterables.Streamed):
-            common |= {"ordering": AS_IT_COMES, "comes_once": True}
-        return stream_lib.SharedStream(len(source), num_workers, **common)
-    proportions = policies.shard_proportions(chosen.quota, num_workers)
-    return stream_lib.PrivateStream(len(source), num_workers, proportions=proportions, **common)
+        return stream_lib.SharedStream(own.num_examples, num_workers, **common)
+    common["proportions"] = policies.shard_proportions(chosen.quota, num_workers)
+    if own.part is not None:
+        common["parts"] = list(zip(own.sizes, own.workers(where.devices), strict=True))
+    return stream_lib.PrivateStream(own.num_examples, num_workers, **common)
 
 
 def first_examples(

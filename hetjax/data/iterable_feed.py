@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from hetjax import types
+from hetjax import messages, types
 from hetjax.data import feed, iterables, leaves, readers, sources
 from hetjax.data import stream as stream_lib
 
@@ -102,7 +102,7 @@ class IterableFeed(feed.Feed):
                 break
 
     def first(self) -> types.PyTree:
-        return self._like
+        return self._like if self.reads_all else ()
 
     def end(self, stream: stream_lib.Stream, state: stream_lib.StreamState, budget: int) -> str:
         assert isinstance(stream, stream_lib.SharedStream)  # `feeding.check` refuses private data
@@ -120,9 +120,23 @@ class IterableFeed(feed.Feed):
             return ""
         return self._source.ended(own.pass_index, came)
 
+    def limits(self, plan: stream_lib.Assignment, most: np.ndarray) -> np.ndarray:
+        if self.reads_all:  # `end` has said it
+            return most
+        found, length = most.copy(), len(self._source)
+        for worker in self.own.workers(self._devices)[self.own.part or 0]:
+            start = int(plan.passes[worker]) * length
+            rows = feed.rows(plan.microbatches(worker, int(most[worker])), np)
+            stops = start - self.own.first + rows.max(axis=1) + 1
+            self._wait(int(stops.max(initial=0)))
+            found[worker] = most[worker] if self._end is None else np.sum(stops <= self._end)
+        if (found < most).any():
+            messages.say(self._source.ended(start // length, (self._end or 0) - start))
+        return found
+
     def read_ahead(self, example_ids: np.ndarray, passes: np.ndarray) -> None:
-        length = len(self._source)
-        wanted = set((example_ids + passes[:, None] * length)[example_ids >= 0].tolist())
+        start = passes[:, None] * len(self._source) - self.own.first
+        wanted = set((example_ids + start)[example_ids >= 0].tolist())
         if not wanted:
             return
         with self._lock:
@@ -137,7 +151,7 @@ class IterableFeed(feed.Feed):
     def wait(self, example_ids: np.ndarray, pass_index: int = 0) -> None:
         rows = feed.rows(example_ids, np)
         if (rows >= 0).any():
-            self._wait(pass_index * len(self._source) + int(rows.max()) + 1)
+            self._wait(pass_index * len(self._source) + int(rows.max()) - self.own.first + 1)
 
     def load(
         self, worker: int, example_ids: np.ndarray, passes: np.ndarray | int = 0
@@ -145,7 +159,7 @@ class IterableFeed(feed.Feed):
         shape = example_ids.shape
         rows = feed.rows(example_ids, np)
         offsets = np.broadcast_to(passes, shape[:-1])[..., None] * len(self._source)
-        positions = np.where(rows < 0, -1, rows + offsets).reshape(-1).tolist()
+        positions = np.where(rows < 0, -1, rows + offsets - self.own.first).reshape(-1).tolist()
         self._wait(max(positions) + 1)
         padding = [leaf for _, leaf in leaves.walk(self._like)]
         try:
@@ -166,14 +180,16 @@ class IterableFeed(feed.Feed):
 
     def _next(self, state: stream_lib.StreamState) -> int:
         """The first position that is not done, or that no buffer can be without."""
-        (own,) = state.passes
-        return self._block_of(own.pass_index * len(self._source) + int(own.remaining[0]))[0]
+        own = state.passes[self.own.part or 0]
+        start = own.pass_index * len(self._source) - self.own.first
+        return self._block_of(start + int(own.remaining[0]))[0]
 
     def saved(self, state: stream_lib.StreamState) -> Any:
-        return self._source.inputs.saved(self._next(state))
+        return self.own.tell(self._source.inputs.saved(self._next(state)))
 
-    def go_on(self, state: stream_lib.StreamState, saved: dict[str, Any] | None) -> None:
+    def go_on(self, state: stream_lib.StreamState, saved: Any) -> None:
         position = self._next(state)
+        saved = saved[self.own.part or 0] if isinstance(saved, list) else saved
         self._source.inputs.go_to(position, saved, tells=self._leads)
         self._made = self._needed = self._is_asked = position
 

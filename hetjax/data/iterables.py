@@ -2,7 +2,8 @@
 
 `Inputs` takes them from the iterable, counts them, and keeps the iterable's own states, by which a
 run goes on. `iterable_feed` shuffles them in a buffer and brings them to the devices. In several
-processes each takes all of them from its own copy of the iterable, and uses those of its workers.
+processes each takes all of them from its own copy of the iterable, and uses those of its workers;
+or each has an iterable of its own, which its workers share.
 """
 
 import collections
@@ -334,7 +335,8 @@ def stream(
     A run goes on by the iterable's own state (`state_dict` and `load_state_dict`, or `get_state`
     and `set_state`, of it or of its iterator), else by skipping what is done, and so where the
     state does not bring what was due, as without its shuffle buffer. In several processes
-    each reads all, so that the iterable must give the same in each.
+    each reads all, so that the iterable must give the same in each; or each has its own, with
+    `data={"sharing": "process_local", "weighting": "example"}`.
 
     Args:
         iterable: a generator, a loader of PyTorch or Grain, a streamed data set of Hugging Face.

@@ -1,8 +1,9 @@
 """Order and quotas become the microbatches of a round, each example exactly once a pass.
 
 Shared data: one order for the whole set, cut by prefix sums of the quotas. Private data: each
-worker owns a shard, with an order and passes of its own. A pass is once through an order. A round
-never spans two passes, so the next order may depend on all of the last one.
+worker owns a shard, with an order and passes of its own; where each process has a part of the data,
+its workers divide that part, or share it if its examples come once. A pass is once through an
+order. A round never spans two passes, so the next order may depend on all of the last one.
 
 What was planned and not processed (a gate closed, a worker died) goes back to the head of its
 order as whole microbatches, in (worker, position) order. Examples are committed in that order,
@@ -21,7 +22,6 @@ import numpy as np
 
 from hetjax.data import ledger as ledger_lib
 from hetjax.data import passes as passes_lib
-from hetjax.ordering import ordering as ordering_lib
 from hetjax.quota import solver
 
 PADDING = passes_lib.PADDING
@@ -59,9 +59,10 @@ class StreamState(NamedTuple):
 class _Stream:
     """Shards, each of which some workers go through: all of them, or one."""
 
-    def __init__(self, shards: list[passes_lib.Shard], num_workers: int) -> None:
-        self._shards, self.num_workers = shards, num_workers
-        self._workers = np.arange(num_workers).reshape(len(shards), -1)  # of each shard
+    def __init__(self, shards: list[passes_lib.Shard], workers: list[np.ndarray]) -> None:
+        self._shards, self._workers = shards, workers  # of each shard, one after the other
+        self._sizes, self._firsts = [len(some) for some in workers], [some[0] for some in workers]
+        self.num_workers = sum(self._sizes)
         self.shards = [shard.example_ids for shard in shards]
         self.num_examples = sum(map(len, self.shards))
         self.microbatch_size = shards[0].microbatch_size
@@ -103,14 +104,12 @@ class _Stream:
             state: where the stream stands.
             quotas: i64[W], at most `total` together, and as `fitted` gives them.
         """
-        counts = quotas[self._workers].sum(1).tolist()
+        counts = np.add.reduceat(quotas, self._firsts).tolist()
         triples = zip(self._shards, state.passes, counts, strict=True)
         microbatches = [shard.peek(own, count) for shard, own, count in triples]
         starts = np.concatenate([[0], np.cumsum(quotas)])
         passes = [own.pass_index for own in state.passes]
-        return Assignment(
-            np.concatenate(microbatches), starts, np.repeat(passes, self._workers.shape[1])
-        )
+        return Assignment(np.concatenate(microbatches), starts, np.repeat(passes, self._sizes))
 
     def commit(
         self,
@@ -165,10 +164,8 @@ class SharedStream(_Stream):
     Args:
         num_examples: N, at least 1.
         num_workers: W.
-        microbatch_size: B.
-        ordering: makes the order.
         seed: of the order's random numbers.
-        last, comes_once: of a pass: see `passes.Shard`.
+        **of_pass: `microbatch_size`, `ordering`, and what else `passes.Shard` takes.
 
     Example:
         >>> from hetjax import ordering
@@ -185,26 +182,10 @@ class SharedStream(_Stream):
         (4, 0)
     """
 
-    def __init__(
-        self,
-        num_examples: int,
-        num_workers: int,
-        *,
-        microbatch_size: int,
-        ordering: ordering_lib.Ordering,
-        seed: int,
-        last: str = "pad",
-        comes_once: bool = False,
-    ) -> None:
-        whole = passes_lib.Shard(
-            ordering,
-            np.arange(num_examples, dtype=np.int32),
-            microbatch_size=microbatch_size,
-            seed=(seed,),
-            last=last,
-            comes_once=comes_once,
-        )
-        super().__init__([whole], num_workers)
+    def __init__(self, num_examples: int, num_workers: int, *, seed: int, **of_pass: Any) -> None:
+        ids = np.arange(num_examples, dtype=np.int32)
+        whole = passes_lib.Shard(example_ids=ids, seed=(seed,), **of_pass)
+        super().__init__([whole], [np.arange(num_workers)])
         self.shares = np.full(num_workers, 1 / num_workers)
         self.cut = whole.cut
 
@@ -245,6 +226,8 @@ class PrivateStream(_Stream):
 
     Args:
         proportions: f64[W]: the shards' relative sizes (largest remainder); None = equal.
+        parts: of the data, whose ids follow each other: the examples of each and the workers that
+            divide it, or share it in its own order where examples come once; (): there is one.
 
     Raises:
         ValueError: there are more workers than examples.
@@ -255,37 +238,35 @@ class PrivateStream(_Stream):
         num_examples: int,
         num_workers: int,
         *,
-        microbatch_size: int,
-        ordering: ordering_lib.Ordering,
         seed: int,
         proportions: Sequence[float] | None = None,
-        last: str = "pad",
+        parts: Sequence[tuple[int, np.ndarray]] = (),
+        comes_once: bool = False,
+        **of_pass: Any,
     ) -> None:
-        if num_examples < num_workers:
-            raise ValueError(
-                f"data.sharing: got 'private' for {num_workers} workers, {num_examples} examples"
-            )
-        proportions = [1.0] * num_workers if proportions is None else proportions
-        # Each shard gets one example first: it may be small, but never empty.
-        sizes = 1 + solver.largest_remainder(proportions, num_examples - num_workers)
-        shuffled = np.random.default_rng((seed, 0x5A4D)).permutation(num_examples)
-        place_of, shards = np.empty(num_examples, np.int32), []
-        for worker, example_ids in enumerate(
-            np.split(shuffled.astype(np.int32), np.cumsum(sizes)[:-1])
-        ):
-            place_of[example_ids] = np.arange(len(example_ids))
-            shards.append(
-                passes_lib.Shard(
-                    ordering,
-                    example_ids,
-                    microbatch_size=microbatch_size,
-                    seed=(seed, worker),
-                    place_of=place_of,
-                    last=last,
-                )
-            )
-        super().__init__(shards, num_workers)
-        self.shares = sizes / num_examples
+        weights = np.ones(num_workers) if proportions is None else np.asarray(proportions, float)
+        place_of, first, shares = np.empty(num_examples, np.int32), 0, []
+        shards: list[passes_lib.Shard] = []
+        of_shards: list[np.ndarray] = []
+        for index, (size, workers) in enumerate(parts or [(num_examples, np.arange(num_workers))]):
+            if size < len(workers):
+                whose = f"process {index} gives its" if parts else "got 'private' for"
+                raise ValueError(f"data.sharing: {whose} {len(workers)} workers, {size} examples")
+            ids, groups = np.arange(first, first + size, dtype=np.int32), [workers]
+            if not comes_once:
+                ids = ids[np.random.default_rng((seed, 0x5A4D)).permutation(size)]
+                groups = np.split(workers, len(workers))
+            amounts = np.array([weights[group].sum() for group in groups])
+            # Each shard gets one example first: it may be small, but never empty.
+            sizes = 1 + solver.largest_remainder(amounts + (not amounts.any()), size - len(groups))
+            for own in np.split(ids, np.cumsum(sizes)[:-1]):
+                place_of[own] = np.arange(len(own))
+                of_shard = {"seed": (seed, len(shards)), "place_of": place_of, **of_pass}
+                shards.append(passes_lib.Shard(example_ids=own, comes_once=comes_once, **of_shard))
+            shares += [*np.resize(sizes, len(workers)) * len(groups) / len(workers)]
+            of_shards, first = of_shards + groups, first + size
+        super().__init__(shards, of_shards)
+        self.shares = np.array(shares) / num_examples
 
     def epoch(self, state: StreamState) -> int:
         """The epoch that the next round belongs to."""
@@ -308,7 +289,11 @@ class PrivateStream(_Stream):
         """
         pairs = zip(self._shards, state.passes, strict=True)
         left = [shard.microbatches_left(own) for shard, own in pairs]
-        return np.minimum(with_every_worker(quotas, present), left)
+        quotas = with_every_worker(quotas, present)
+        if len(left) < len(quotas):  # workers share what is left of their part
+            before = [np.cumsum(quotas[some]) - quotas[some] for some in self._workers]
+            left = [max(m - b, 0) for m, each in zip(left, before, strict=True) for b in each]
+        return np.minimum(quotas, left)
 
     def again(self, past: Assignment, quotas: np.ndarray) -> Assignment:
         """The microbatches of a past round as they were: each worker has its own."""

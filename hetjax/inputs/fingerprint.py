@@ -19,7 +19,7 @@ import optax
 from hetjax import digests, types
 from hetjax.config import experiment as config_lib
 from hetjax.config import kinds
-from hetjax.data import feeding, iterables, sources, trial
+from hetjax.data import feeding, iterables, owned, sources, trial
 from hetjax.inputs import extra_arguments, rule_identity
 from hetjax.local import gradients, rules
 from hetjax.losses import batch_loss, stateful
@@ -96,6 +96,12 @@ def make(
         **own,
         "jax": f"{jax.__version__}, {_WAY}",
     }
+
+
+def of_parts(digests: dict[str, Any], own: owned.Owned) -> dict[str, Any]:
+    """The digests of a run whose processes have parts of their own; they call it together."""
+    sizes = f"{len(own.sizes)} processes' {' + '.join(map(str, own.sizes))}"
+    return digests | {"examples": sizes, "values": own.tell(digests["values"])}
 
 
 def differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> dict[str, str]:

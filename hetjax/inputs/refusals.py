@@ -296,7 +296,7 @@ def check_apart(config: Any, chosen: kinds.Parts, *, one_pass: bool) -> None:
     has = {
         "local": (config.local, config.local != "stepped"),
         "cluster.platforms": (config.cluster.platforms, bool(config.cluster.platforms)),
-        "data.sharing": (config.data.sharing, config.data.sharing == "private"),
+        "data.sharing": (config.data.sharing, config.data.sharing != "shared"),
         "reducer.name": (config.reducer.name, not chosen.reducer.is_plain_sum),
         "ordering.method": (config.ordering.method, chosen.ordering.make_observer is not None),
         "loss_fn": ("a batch_loss", not one_pass),

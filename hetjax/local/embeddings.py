@@ -293,8 +293,8 @@ def _refuse(
         )
     elif config.data.sharing != "shared":
         why = (
-            "data.sharing='private': a sum over shards counts each by its weight, and this loss is "
-            "no sum over examples. Take data.sharing='shared'"
+            f"data.sharing={config.data.sharing!r}: a sum over shards counts each by its weight, "
+            "and this loss is no sum over examples. Take data.sharing='shared'"
         )
     elif chosen.ordering.make_observer is not None:
         why = (

@@ -37,11 +37,12 @@ class Request(enum.IntFlag):
     END_BY_SIGHUP = 16
     END_BY_SIGUSR1 = 32
     END_BY_SIGUSR2 = 64
+    NO_DATA = 128  # nobody asks: a process tells that its part has ended
 
     @property
     def ends(self) -> bool:
         """Whether the run is to end."""
-        return bool(self & ~Request.SAVE)
+        return bool(self & ~(Request.SAVE | Request.NO_DATA))
 
 
 _PROGRAMS = ("loss", "optimizer", "rule", "estimator")  # of digests
@@ -52,13 +53,13 @@ class DisagreementError(ValueError):
     """The processes were given different things, or planned different rounds."""
 
 
-def check_same_run(config: dict[str, Any], *, num_examples: int, versions: dict[str, str]) -> None:
+def check_same_run(config: dict[str, Any], *, examples: Any, versions: dict[str, str]) -> None:
     """Compares what this process was given with what process 0 was, before anything is made of it.
 
     Raises:
-        DisagreementError: it is another configuration, version or size of the data.
+        DisagreementError: it is another configuration, version, or size or form of the data.
     """
-    own: dict[str, Any] = {"versions": versions, "examples": num_examples}
+    own: dict[str, Any] = {"versions": versions, "examples": examples}
     own |= {f"config.{name}": value for name, value in config.items()}
     _compare("same run", own, {})
 
@@ -124,7 +125,7 @@ def _compare(what: str, own: dict[str, Any], programs: dict[str, str]) -> None:
     ]
     way = "all need one program, learning rate, configuration and copy of the data"
     if any(name in _OF_DATA for _, name, *_ in differ):
-        way = "give each process all of the data: hetjax divides it among the workers"
+        way = "give each process all of the data, or say data={'sharing': 'process_local'}"
     raise DisagreementError(f"process {own_id} has {', '.join(texts)}; {way}")
 
 

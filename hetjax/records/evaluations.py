@@ -140,6 +140,8 @@ class Evaluations:
                 )
                 for name, source in (sets.items() if setup.where.may_lead else ())
             }
+        if self and config.data.sharing == "process_local":
+            messages.say("process 0 evaluates the examples that it was given, and no others")
         self._has_told = False
         self._prefixes = ("", _AVERAGE) if config.ema > 0 else ("",)
 

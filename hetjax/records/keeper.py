@@ -75,7 +75,7 @@ class Search:
             if saved is None:
                 checkpoint.clear(directory)
             else:
-                resume_lib.check_workers(saved, self.setup)
+                resume_lib.check_shards(saved, self.setup)
                 more = f", with more: {', '.join(grown)}" if grown else ""
                 messages.say(
                     f"going on with the run in {str(self.workdir)!r} from {self.unit} "

@@ -13,7 +13,7 @@ from hetjax import parts as parts_lib
 from hetjax.cluster import emulate
 from hetjax.config import experiment as config_lib
 from hetjax.config import kinds
-from hetjax.data import feeding
+from hetjax.data import feeding, owned
 from hetjax.inputs import order, refusals, replay, rule_identity
 from hetjax.local import clocks, embeddings, gradients, rules
 from hetjax.losses import loss as losses_lib
@@ -44,6 +44,7 @@ def build(
     begins: starting.Starting | None = None,
     by_name: named_lib.Beside,
     meeting: meeting_lib.Meeting | None = None,
+    several: bool = False,
 ) -> setup_lib.Setup:
     """Checks what only the data and the devices can tell, and makes what a run needs.
 
@@ -59,6 +60,7 @@ def build(
         begins: told of what takes long.
         by_name: what the loss may ask for.
         meeting: another run's, of the same processes.
+        several: whether the run has several processes.
 
     Raises:
         ValueError: more workers than devices, a loss that is not one number an example, a trace
@@ -67,9 +69,9 @@ def build(
     """
     solved, begins = solved or solutions.Solutions(), begins or starting.Starting()
     chosen, num_workers = chosen or kinds.of_config(config, {}), config.cluster.num_workers
-    where = place_workers(config)
+    where, own = place_workers(config), owned.Owned(source, config.data.sharing, several=several)
     trace = replay.read_trace(config.replay, num_workers) if config.replay else None
-    feeding.check(config, source, chosen, leads=where.leads)
+    feeding.check(config, source, chosen, leads=where.leads or own.part is not None)
 
     first, keys = feeding.first_examples(config, source, per_example_rng=per_example_rng)
     model_state = _state_of(loss_fn, chosen.reducer)
@@ -79,7 +81,7 @@ def build(
 
     # What the rounds are made of.
     methods = setup_lib.Methods(
-        policy=policies.of_epochs(chosen.quota, programs.rounds_of(config, len(source))),
+        policy=policies.of_epochs(chosen.quota, programs.rounds_of(config, own.num_examples)),
         order=chosen.ordering,
         observer=observer,
         reducer=chosen.reducer.for_run(topology.RunFacts(num_workers, config.seed, solved)),
@@ -88,8 +90,8 @@ def build(
     cluster, emulated = make_cluster(config), bool(config.cluster.secs_per_microbatch)
     clock = _make_clock(config, chosen.gate, cluster if emulated else None)
     last = _last_of_pass(config, loss_fn, changes_state=tried.changes_state)
-    stream = feeding.make_stream(config, source, chosen, last=last, leads=where.leads)
-    feed = feeding.make_feed(config, source, where, progress=begins.shown)
+    stream = feeding.make_stream(config, own, where, chosen, last=last)
+    feed = feeding.make_feed(config, own, where, progress=begins.shown)
     meeting = meeting or _meet(where, chosen.reducer)
     gather = _make_gathering(meeting, config, observer, [rule, *more_rules.values()])
     company = setup_lib.Company(meeting, gather, beacons or beacons_lib.Beacons(), solved)

@@ -17,7 +17,7 @@ import optax
 
 from hetjax import compiled, debugging, messages, starting, types
 from hetjax.config import experiment as config_lib
-from hetjax.data import sources, stream
+from hetjax.data import owned, sources, stream
 from hetjax.inputs import arguments, fingerprint
 from hetjax.inputs import refusals as inputs
 from hetjax.local import rules as rules_lib
@@ -77,7 +77,7 @@ class Engine:
         debug = given.config.debug or debugging.is_on()
         self.config, self.recorded = dataclasses.replace(given.config, debug=debug), given.recorded
         compiled.keep(self.config.compilation_cache)
-        source = sources.of_run(sources.as_source(source), self.config.seed)
+        source = sources.of_run(sources.as_source(source), owned.seed(self.config))
         self._given = loss_fn, point, optimizer, source
         self._is_guest = beside is not None
         self.beacons: beacons_lib.Beacons = beside.beacons if beside else beacons_lib.start()
@@ -86,13 +86,15 @@ class Engine:
         self.beacons.at("starting")
         several = board_lib.runtime().num_processes > 1 and self.config.local != "virtual"
         if several:
-            versions = arguments.versions()
-            gathering.check_same_run(self.recorded, num_examples=len(source), versions=versions)
+            alike = owned.alike(source, self.config.data.sharing)
+            gathering.check_same_run(self.recorded, examples=alike, versions=arguments.versions())
+        self._end = ""  # a process's part of the data, within an epoch; what is to tell
         self.setup: setup_lib.Setup = build.build(
             loss_fn,
             point,
             optimizer,
             source=source,
+            several=several,
             config=self.config,
             chosen=given.parts,
             per_example_rng=per_example_rng,
@@ -136,13 +138,12 @@ class Engine:
     @functools.cached_property
     def digests(self) -> dict[str, Any]:
         """Of what the rounds depend on beside the configuration, by name; JSON values."""
-        how, rule = self.setup.per_example_rng, self.setup.programs.main.rule
-        options: dict[str, Any] = {
-            "rule": rule,
-            "per_example_rng": how,
-            "by_name": self.setup.by_name,
-        }
-        return fingerprint.make(*self._given, config=self.config, **options)
+        how = self.setup.per_example_rng
+        main, by_name = self.setup.programs.main, self.setup.by_name
+        of_run: dict[str, Any] = {"rule": main.rule, "per_example_rng": how, "by_name": by_name}
+        made = fingerprint.make(*self._given, config=self.config, **of_run)
+        own = self.setup.feed.own
+        return made if own.part is None else fingerprint.of_parts(made, own)
 
     def __enter__(self) -> Self:
         return self
@@ -186,7 +187,7 @@ class Engine:
         """Where an iterable has ended within an epoch, and all that came is done: what to tell."""
         rounds = state.rounds if isinstance(state, RunState) else state
         feed, stream = self.setup.feed, self.setup.stream
-        return feed.end(stream, rounds.stream, self.config.budget) if feed.reads_all else ""
+        return feed.end(stream, rounds.stream, self.config.budget) if feed.reads_all else self._end
 
     def sum(
         self,
@@ -345,8 +346,11 @@ class Engine:
                 clock.last.check()
 
         setup.company.meeting.begins(plan.local.round_index, point)
-        rngs = self._pass_keys(plan.local.assigned.passes)
-        contributed, measured = own.local.run(plan.local, shared, carried, rngs, once_begun)
+        rngs, local = self._pass_keys(plan.local.assigned.passes), plan.local
+        limits = setup.feed.limits(local.assigned, local.limits)
+        if limits is not local.limits and (limits < local.limits).any():
+            local, request = local._replace(limits=limits), request | gathering.Request.NO_DATA
+        contributed, measured = own.local.run(local, shared, carried, rngs, once_begun)
 
         def here() -> types.Work:
             work = measured()
@@ -370,6 +374,9 @@ class Engine:
             if own.sums.has_waited:
                 clock.stamp("gathered")
             done = lambda: work  # noqa: E731
+
+        if gathering.Request.NO_DATA in request:
+            self._end = "the data of a process have ended within its epoch"
 
         def timed() -> types.Work:
             work = done()

@@ -109,6 +109,7 @@ def _drawn(setup: setup_lib.Setup, source: Any, first: types.PyTree) -> tuple[An
     )
     counts = rng.random(ids.shape) < 0.5
     counts[..., 0], counts[..., -1] = True, False
+    ids += feed.own.first
     return feed, np.where(counts, ids, passes.filling(ids))
 
 

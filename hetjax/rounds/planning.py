@@ -244,7 +244,7 @@ def references(setup: setup_lib.Setup, plan: Plan) -> References | None:
         (passes * costs.secs_per_microbatch).tobytes(),
         int(plan.quotas.sum()),
         plan.caps.tobytes(),
-        setup.config.data.sharing == "private",
+        setup.config.data.sharing != "shared",
     )
 
 

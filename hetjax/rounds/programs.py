@@ -113,7 +113,7 @@ def rounds_of(config: config_lib.ExperimentConfig, num_examples: int) -> int:
 
 def weighting(config: config_lib.ExperimentConfig, *, gossips: bool) -> str:
     """What is minimised; without shards and gossip all examples are in one sum."""
-    has_parts = gossips or config.data.sharing == "private"
+    has_parts = gossips or config.data.sharing != "shared"
     return config.data.weighting if has_parts else "example"
 
 

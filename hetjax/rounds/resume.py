@@ -86,12 +86,16 @@ def rounds_to_arrays(rounds: run_state.RoundsState) -> dict[str, np.ndarray]:
     return leaves.flatten(rounds._replace(**_GONE), "run")
 
 
-def check_workers(saved: checkpoint.Saved, setup: setup_lib.Setup) -> None:
-    before, now = saved.about["num_workers"], len(setup.where.devices)
-    if before != now and setup.config.data.sharing == "private":
+def check_shards(saved: checkpoint.Saved, setup: setup_lib.Setup) -> None:
+    """Refuses shards of other sizes: other proportions or workers cut them otherwise."""
+    sizes, sharing = [len(ids) for ids in setup.stream.shards], setup.config.data.sharing
+    names = [f"run/stream/passes/{index}/queue" for index in range(saved.about["num_workers"])]
+    before = [len(saved.arrays[name]) for name in names if name in saved.arrays]
+    if sharing != "shared" and before != sizes:
         raise ValueError(
-            f"the checkpoint of round {saved.step} has {before} workers and this run {now}: with "
-            "data.sharing='private' the number must stay"
+            f"the checkpoint of round {saved.about['rounds']} has {saved.about['num_workers']} "
+            f"workers and this run {len(setup.where.devices)}, with shards of {before} examples "
+            f"and of {sizes}: with data.sharing={sharing!r} these and quota.proportions must stay"
         )
 
 
@@ -123,7 +127,7 @@ def newest(
     recorded.check(
         directory.parent, config, may_grow=MAY_GROW, way=way, may_differ=recorded.MAY_DIFFER
     )
-    check_workers(saved, setup)
+    check_shards(saved, setup)
     solved, kept = setup.company.solved.save(), saved.about.get("solutions", {})
     others = [name for name in solved if name in kept and solved[name] != kept[name]]
     if others:
@@ -302,7 +306,6 @@ def rounds_from_arrays(
     """What of a run lies on the host; arguments as of `from_arrays`."""
     arrays, num_workers = saved.arrays, len(setup.where.devices)
     like = fresh._replace(**_GONE)
-    _check_shards(saved, fresh, setup)
     if saved.about["num_workers"] == num_workers:
         others = {name: a for name, a in arrays.items() if not name.startswith(f"{_POLICIES}/")}
         rounds = leaves.unflatten(like._replace(policies={}), others, "run")
@@ -355,20 +358,6 @@ def _policies(
             f"in the checkpoint of round {saved.about['rounds']} the policy is {was}"
         )
     return fresh
-
-
-def _check_shards(
-    saved: checkpoint.Saved, fresh: run_state.RoundsState, setup: setup_lib.Setup
-) -> None:
-    """Refuses shards of other sizes: a policy with other proportions cuts them otherwise."""
-    sizes = [len(own.queue) for own in fresh.stream.passes]
-    names = [f"run/stream/passes/{index}/queue" for index in range(len(sizes))]
-    before = [len(saved.arrays[name]) for name in names if name in saved.arrays]
-    if setup.config.data.sharing == "private" and before != sizes:
-        raise ValueError(
-            f"the checkpoint of round {saved.about['rounds']} has shards of {before} examples, and "
-            f"this run of {sizes}: with data.sharing='private' quota.proportions must stay"
-        )
 
 
 def _num_rows(rows: types.PyTree) -> int:

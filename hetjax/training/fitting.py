@@ -69,7 +69,8 @@ def fit(
             the whole round. Schedules: `hetjax.scale_by_progress`.
         source: the examples: a dict of NumPy arrays, or anything with `__len__` and
             `__getitem__`. What `__getitem__` draws from a random generator is read anew in each
-            epoch; what it draws from the index is one view for all.
+            epoch; what it draws from the index is one view for all. In several processes each is
+            given all examples, or with `data={"sharing": "process_local"}` a part of its own.
         eval_source: evaluated every `eval_every` epochs, and every `eval_every_rounds` rounds if
             that is given; same form.
         eval_sources: several such sets by name, `{"val": …, "test": …}`, in its place.

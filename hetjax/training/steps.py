@@ -270,7 +270,7 @@ class Training(task_lib.Task):
             "model_state": leaves.form_of(self.setup.begun.model_state),
             "quota": resume.policy_of(self.setup),
             "ema": self.setup.config.ema,
-            "source": self.setup.feed.saved(self.state.stream) if self.setup.where.leads else None,
+            "source": self.setup.feed.saved(self.state.stream),
             "examples_recomputed": self.summary.examples_recomputed,
         }
 

@@ -14,7 +14,7 @@ import pathlib
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
-from hetjax import extras
+from hetjax import extras, parts
 from hetjax.config import checks, experiment, fields, files, groups
 from hetjax.config.experiment import to_dict as to_dict
 from hetjax.parts.options import choice, flag, integer, names, number, several, text
@@ -191,12 +191,20 @@ def validate(
         other. A line for each names the field, the value, what is allowed and how to mend it.
     """
     config = _parse(given)
-    more = [*_model(config.model), *_optimizer(config)]
+    more = [*_data(config.data), *_model(config.model), *_optimizer(config)]
     return checks.resolve(config, parts or {}, more=more)[0]
 
 
 def _parse(given: Mapping[str, Any] | ml_collections.ConfigDict) -> ExperimentConfig:
     return experiment.parse(ExperimentConfig, config_files.plain(given))
+
+
+def _data(data: DataConfig) -> Iterator[str]:
+    if data.sharing == "process_local" and not parts.is_path(data.name):
+        yield (
+            f"data.sharing: got 'process_local', but each process reads all of data.name="
+            f"{data.name!r}; take 'shared' or 'private'."
+        )
 
 
 def _model(model: ModelConfig) -> Iterator[str]:

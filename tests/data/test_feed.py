@@ -3,6 +3,7 @@
 import re
 import threading
 import time
+import types
 
 import jax
 import numpy as np
@@ -16,10 +17,13 @@ ROWS = np.array([[4, 2], [0, 7], [9, -1], [-1, -1]], np.int32)
 
 @pytest.mark.parametrize("form", [feed.ResidentFeed, feed.StreamedFeed])
 @pytest.mark.parametrize("shape", [(4, 2), (2, 2, 2)])
-def test_microbatches_hold_their_examples_and_padding_repeats_the_first(form, shape):
+@pytest.mark.parametrize("first", [0, 30])
+def test_microbatches_hold_their_examples_and_padding_repeats_the_first(form, shape, first):
     feeding = form(examples.Waiting(10, 0.0), [jax.devices()[1]])
-    microbatch = feeding.load(0, ROWS.reshape(shape))
-    np.testing.assert_array_equal(microbatch.example_ids, ROWS.reshape(shape))
+    feeding.own = types.SimpleNamespace(first=first)  # other processes have the examples before
+    ids = np.where(ROWS < 0, ROWS, ROWS + first).reshape(shape).astype(np.int32)
+    microbatch = feeding.load(0, ids)
+    np.testing.assert_array_equal(microbatch.example_ids, ids)
     mask = np.array([[1, 1], [1, 1], [1, 0], [0, 0]], np.float32)
     np.testing.assert_array_equal(microbatch.example_mask, mask.reshape(shape))
     expected = np.array([[4, 2], [0, 7], [9, 9], [0, 0]], np.float32)

@@ -10,6 +10,9 @@ import subprocess
 import sys
 import time
 
+import jax
+import numpy as np
+import optax
 import pytest
 
 import hetjax
@@ -100,6 +103,45 @@ def test_a_lost_node_is_left_and_the_run_goes_on(cluster, tmp_path, undisturbed)
         engines_ray.launched(tmp_path)
     assert engines_ray.compared(tmp_path, undisturbed) == AS_UNDISTURBED
     assert disturbed.figures()["secs_to_first_new_round"] > 0
+
+
+def _on_parts(directory, killed):
+    own = jax.process_index()
+    x = np.random.default_rng(own).normal(size=(50 + 33 * own, 4)).astype(np.float32)
+
+    def on_round(report):
+        if own and killed and report.round == 7 and os.environ["HETJAX_ATTEMPT"] == "0":
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return hetjax.fit(
+        lambda w, batch, rng: (batch["x"] @ w - batch["y"]) ** 2,
+        np.zeros(4, np.float32),
+        optax.sgd(0.1),
+        {"x": x, "y": x.sum(-1)},
+        callbacks=[on_round],
+        epochs=3,
+        microbatch_size=4,
+        budget=6,
+        quota=hetjax.quota.static(proportions=[2.0, 1.0]),
+        data={"sharing": "process_local"},
+        checkpoint={"every_rounds": 3},
+        workdir=directory,
+        progress=False,
+    )
+
+
+def test_actors_with_parts_of_the_data_go_on_with_them(tmp_path):
+    whole, again = (
+        hetjax.ray.launch(
+            functools.partial(_on_parts, tmp_path / str(killed), killed),
+            resources=[{"CPU": 1}, {"CPU": 2}],
+            max_failures=int(killed),
+        )
+        for killed in (False, True)
+    )
+    assert again.summary["resumed"]
+    assert again.summary["examples_missing"] == again.summary["examples_duplicated"] == 0
+    np.testing.assert_array_equal(again.params, whole.params)
 
 
 def _fails(directory):

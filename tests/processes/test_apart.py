@@ -183,6 +183,7 @@ def test_a_worker_that_raises_ends_the_run_by_name(fields, told, code, apart):
     [
         ({"local": "virtual"}, "local: got 'virtual'"),
         ({"data": {"sharing": "private"}}, "data.sharing: got 'private'"),
+        ({"data": {"sharing": "process_local"}}, "data.sharing: got 'process_local'"),
         ({"reducer": "d_psgd"}, "reducer.name: got 'd_psgd'"),
         ({"ordering": "pair_balance"}, "ordering.method: got 'pair_balance'"),
     ],

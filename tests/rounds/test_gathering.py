@@ -63,6 +63,7 @@ OTHERS = {
     "loss": "another loss than process 0",
     "shards": "other data than process 0; give each process all of the data",
     "sizes": "examples = 40 and process 0 has 203; give each process all of the data",
+    "form": "examples = \"{'x': ShapeDtypeStruct(shape=(10,), dtype=float32), 'y'",
 }
 
 

@@ -205,6 +205,8 @@ def _options(
     What is no size or number here is left to the run, which says what is wrong with it.
     """
     both = {**fields, **own}
+    if isinstance(data := both.get("data"), Mapping) and data.get("sharing") == "process_local":
+        raise ValueError("data.sharing: got 'process_local'; a level takes 'shared' or 'private'")
     if "budget" not in both:
         size = both.get("microbatch_size", config_lib.ExperimentConfig().microbatch_size)
         both["budget"] = 1

@@ -81,6 +81,10 @@ WRONG = {
         {"upper": {"budget": 1}, "data": {"sharing": "private"}},
         "upper level: budget: got 1, must be at least 2",
     ),
+    "parts of processes": (
+        {"upper": {"data": {"sharing": "process_local"}}},
+        "upper level: data.sharing: got 'process_local'; a level takes 'shared' or 'private'",
+    ),
     "a field of no level": ({"lower": {"epochs": 3}}, "fit_bilevel: lower: got 'epochs'"),
     "a field of fit": ({"epochs": 3}, "fit_bilevel: epochs: "),
     "skip": ({"nonfinite": "skip"}, "fit_bilevel: nonfinite: "),
