@@ -12,6 +12,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "BilevelResult": "hetjax.bilevel.rounds.results",
+    "Collected": "hetjax.types",
     "Contribution": "hetjax.types",
     "FitResult": "hetjax.records.results",
     "LocalRule": "hetjax.local.rules",

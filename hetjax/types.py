@@ -57,9 +57,39 @@ class OfMeans:
         self.function, self.parts = function, parts
 
 
-jax.tree_util.register_pytree_node(
-    OfMeans, lambda it: (it.parts, it.function), lambda function, parts: OfMeans(function, *parts)
-)
+class Collected:
+    """A metric of a whole set that no means tell, such as AUC or mAP.
+
+    Each part is an array with an example axis, `[B, ...]`, of any type. The parts are collected
+    over the set, in its order and without padding, and handed to the function on the host.
+
+    Attributes:
+        function: from each part as a NumPy array `[N, ...]` to the metric, one number.
+        parts: the arrays that are collected.
+
+    Example:
+        >>> def auc(scores, is_positive):  # the share of pairs in the right order; no ties
+        ...     places = scores.argsort().argsort()[is_positive]
+        ...     positives = len(places)
+        ...     pairs = positives * (len(scores) - positives)
+        ...     return (places.sum() - positives * (positives - 1) / 2) / pairs
+        >>> def metrics_fn(params, batch):
+        ...     return {"auc": Collected(auc, batch["x"] @ params, batch["y"] > 0)}
+    """
+
+    def __init__(self, function: Callable[..., float], *parts: Any) -> None:
+        self.function, self.parts = function, parts
+
+
+def _register(kind: type) -> None:
+    def made(function: Callable[..., float], parts: Any) -> Any:
+        return kind(function, *parts)
+
+    jax.tree_util.register_pytree_node(kind, lambda it: (it.parts, it.function), made)
+
+
+_register(OfMeans)
+_register(Collected)
 
 
 class Microbatch(NamedTuple):

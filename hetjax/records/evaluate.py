@@ -16,10 +16,11 @@ from hetjax.losses import stateful
 
 MetricsFn = Callable[..., dict[str, Any]]
 """`(params, examples) -> {name: f32[B]}`, or of a model that keeps state `(params, state,
-examples)`; a value may be `(f32[B, ...], weights f32[B, ...])`, or a
-`hetjax.OfMeans` of such."""
+examples)`; a value may be `(f32[B, ...], weights f32[B, ...])`, a
+`hetjax.OfMeans` of such, or a `hetjax.Collected` of arrays `[B, ...]`."""
 
 _BATCH_SIZE = 256
+_OF_PARTS = (types.OfMeans, types.Collected)
 _KEPT = 4  # functions whose programs are kept, with what these close over
 
 
@@ -58,7 +59,8 @@ def evaluate(
         source: as for `fit`; kept in the memory of `device` meanwhile.
         metrics_fn: `(params, examples) -> {name: f32[B]}`, numbers or truths, one an example; or
             `(values, weights)` for a name, two arrays of one shape [B, ...], such as one a token;
-            or a `hetjax.OfMeans` of such, for what follows from means, such as perplexity.
+            or a `hetjax.OfMeans` of such, for what follows from means, such as perplexity; or a
+            `hetjax.Collected` of arrays [B, ...], for what needs all examples at once, such as AUC.
             `hetjax.nnx_metrics` and `hetjax.linen_metrics` make one from a Flax model.
         model_state: of a model that keeps one, such as `fit(...).model_state`: `metrics_fn` is
             called with `(params, state, examples)` then.
@@ -164,7 +166,8 @@ class Evaluator:
 
         def sums(params: types.PyTree, microbatch: types.Microbatch) -> Any:
             made = _sums(metrics_fn, params, microbatch)
-            self._zeros = jax.tree.map(lambda like: np.zeros(like.shape, like.dtype), made)
+            self._zeros = jax.tree.map(lambda like: np.zeros(like.shape, like.dtype), made[0])
+            self.names = sorted({**made[0], **made[1]})
             return made
 
         self._program = ""
@@ -172,7 +175,7 @@ class Evaluator:
             debugging.shapes(sums, params, first)
         else:  # by what is computed now: what the function reads from outside may have changed
             self._program = digests.of_programs((sums, (params, first)))
-        self._add, self.names = _adder(metrics_fn, program=self._program), sorted(self._zeros)
+        self._add = _adder(metrics_fn, program=self._program)
         if self._program:  # else there is nothing to compile
             placed = jax.device_put(params, device)
             jax.block_until_ready(self._add(placed, first, self._zeros))
@@ -186,38 +189,45 @@ class Evaluator:
         return found
 
     def __call__(self, params: types.PyTree) -> dict[str, float]:
-        """Returns `{name: mean, or function of means}`; `params` without worker axis."""
+        """Returns `{name: mean, or function of means or of what was collected}`.
+
+        `params` have no worker axis.
+        """
         self._feed.compare(self._num_done)
         self._num_done += 1
-        totals = self._zeros
+        totals, collected = self._zeros, []
         for index, row in enumerate(self._rows):
             self._on_batch()
             if self._feed.reads_ahead:
                 ahead = self._rows[index : index + 2]
                 self._feed.read_ahead(ahead, np.zeros(len(ahead), int))
-            totals = self._add(params, self._feed.load(0, row), totals)
+            totals, arrays = self._add(params, self._feed.load(0, row), totals)
+            collected.append(jax.tree.map(lambda a, row=row: np.asarray(a)[row >= 0], arrays))
         found: dict[str, float] = {}
         for name, pairs in jax.device_get(totals).items():
             means = [float(total / count) if count else np.nan for total, count in pairs]
-            function = self._functions.get(name)
-            found[name] = means[0] if function is None else _of_means(name, function, means)
+            found[name] = self._called(name, means) if name in self._functions else means[0]
+        for name, wholes in jax.tree.map(lambda *of: np.concatenate(of), *collected).items():
+            found[name] = self._called(name, wholes)
         return found
 
-
-def _of_means(name: str, function: Callable[..., float], means: list[float]) -> float:
-    made = parts.array_of(function(*means))
-    if made.shape == () and made.dtype.kind in "fiub":
-        return float(made)
-    raise ValueError(
-        f"metrics_fn: the function of OfMeans in {name!r}, {parts.path_of(function)}, returned "
-        f"{parts.shown(made)} for {means}; it must return one number"
-    )
+    def _called(self, name: str, given: Any) -> float:
+        function = self._functions[name]
+        made = parts.array_of(function(*given))
+        if made.shape == () and made.dtype.kind in "fiub":
+            return float(made)
+        raise ValueError(
+            f"metrics_fn: the function of {name!r}, {parts.path_of(function)}, returned "
+            f"{parts.shown(made)} for {', '.join(map(parts.shown, given))}; it must return one "
+            "number"
+        )
 
 
 def _sums(
     metrics_fn: MetricsFn, params: types.PyTree, microbatch: types.Microbatch
-) -> dict[str, list[tuple[jax.Array, jax.Array]]]:
-    """`(sum of weight * value, sum of weights)` of each part of a metric in a microbatch."""
+) -> tuple[dict[str, list[tuple[jax.Array, jax.Array]]], dict[str, tuple[jax.Array, ...]]]:
+    """Of a microbatch `(sum of weight * value, sum of weights)` of each part of a metric, and the
+    arrays that are collected."""
 
     def pair(value: Any) -> tuple[jax.Array, jax.Array]:
         values, weights = value if isinstance(value, tuple) else (value, None)
@@ -225,22 +235,28 @@ def _sums(
         totals = losses_lib.weigh(values.astype(wide), weights, microbatch.example_mask)
         return jnp.sum(totals[0]), jnp.sum(totals[1])
 
-    found = metrics_fn(params, microbatch.examples)
-    return {name: [pair(part) for part in _parts(value)] for name, value in found.items()}
+    totals, collected = {}, {}
+    for name, value in metrics_fn(params, microbatch.examples).items():
+        if isinstance(value, types.Collected):
+            collected[name] = value.parts
+        else:
+            totals[name] = [pair(part) for part in _parts(value)]
+    return totals, collected
 
 
 def _parts(value: Any) -> tuple[Any, ...]:
-    """What the means are taken of."""
-    return value.parts if isinstance(value, types.OfMeans) else (value,)
+    """What the means are taken of, or what is collected."""
+    return value.parts if isinstance(value, _OF_PARTS) else (value,)
 
 
 @_once_a_function
 def _adder(metrics_fn: MetricsFn, program: str) -> Callable[..., Any]:
-    """`(params, microbatch, totals) -> totals`, jitted; the same for the same function, while it
-    computes the same, of which `program` is a digest."""
+    """`(params, microbatch, totals) -> (totals, collected)`, jitted; the same for the same
+    function, while it computes the same, of which `program` is a digest."""
 
     def add(params: types.PyTree, microbatch: types.Microbatch, totals: Any) -> Any:
-        return jax.tree.map(jnp.add, totals, _sums(metrics_fn, params, microbatch))
+        found, collected = _sums(metrics_fn, params, microbatch)
+        return jax.tree.map(jnp.add, totals, found), collected
 
     return jax.jit(add)
 
@@ -248,7 +264,7 @@ def _adder(metrics_fn: MetricsFn, program: str) -> Callable[..., Any]:
 def _check_metrics(
     metrics_fn: MetricsFn, params: types.PyTree, examples: Any
 ) -> dict[str, Callable[..., float]]:
-    """Refuses what no mean can be taken of; the functions of those metrics that are of means."""
+    """Refuses what no mean can be taken of; the functions of those metrics that are of parts."""
     _check_function(metrics_fn, "params", "examples")
     batch_size = jax.tree.leaves(examples)[0].shape[0]
     try:
@@ -266,8 +282,14 @@ def _check_metrics(
         )
     for name, value in values.items():
         for part in _parts(value):
-            losses_lib.check_metric("metrics_fn", name, part, (batch_size,))
-    return {name: v.function for name, v in values.items() if isinstance(v, types.OfMeans)}
+            if not isinstance(value, types.Collected):
+                losses_lib.check_metric("metrics_fn", name, part, (batch_size,))
+            elif getattr(part, "shape", ())[:1] != (batch_size,):
+                raise ValueError(
+                    f"metrics_fn returned a Collected {name!r} of {parts.shown(part)}; allowed are "
+                    f"arrays [{batch_size}, …], a row an example"
+                )
+    return {name: v.function for name, v in values.items() if isinstance(v, _OF_PARTS)}
 
 
 _MADE_BY = "hetjax.nnx_metrics(model, …) and hetjax.linen_metrics(…) make one of a Flax model"
