@@ -39,6 +39,7 @@ def gradient_sums(
     metrics: Sequence[str] = (),
     weights_vary: bool = False,
     loss_divisor: int = 1,
+    sums_of: Callable[..., tuple] | None = None,
 ) -> rules.LocalRule:
     """Adds up `sum_i w_i * loss_i`, its gradient and `sum_i w_i` over the examples of a round.
 
@@ -53,6 +54,8 @@ def gradient_sums(
         loss_divisor: losses are divided by it before gradients are taken, and what is added up is
             multiplied by it, in float32 or wider. In float16 it is the size of a microbatch: a
             gradient is then as large as that of a mean, and overflows where that does.
+        sums_of: `(losses, params, size) -> (loss_sum, weight_sum, gradient's parts)` of a
+            microbatch of so many, as of `LocalRule.take`; None: by one backward pass of all.
     """
     names = tuple(sorted(metrics))
     own = loss_fn if isinstance(loss_fn, stateful.StatefulLoss) else None
@@ -78,6 +81,8 @@ def gradient_sums(
         rng: jax.Array,
     ) -> tuple[tuple, GradientSums]:
         losses = losses_of(microbatch, rng, shared.model_state)
+        if sums_of is not None:
+            return take(worker, sums, *sums_of(losses, shared.params, len(microbatch.example_ids)))
         if weights_vary:
             found, *grads = _both(losses, shared.params, loss_divisor)
             return take(worker, sums, *found, *((each,) for each in grads))
@@ -210,6 +215,8 @@ def rule_of(
             weights_vary=weights_vary,
             loss_divisor=loss_divisor,
         )
+    if given.of_examples is not None:
+        given = given.of_examples(loss_fn, traced, per_example_rng=per_example_rng)
     rules.check_metrics(given, metrics)
     if changes_state and given.state_change is None:
         raise ValueError(

@@ -120,22 +120,21 @@ def build(
         stream,
         feed,
         company,
-        _programs(maker, rule, observer, optimizer, more_rules, tried.passes),
+        _programs(maker, tried, optimizer, more_rules),
         begun,
         notes=tuple(getattr(source, "notes", ())),
-        looks_at=(source, first) if tried.looks else None,
+        looks_at=None if tried.looks is None else (source, first),
     )
 
 
 def _programs(
     maker: programs.Maker,
-    rule: rules.LocalRule,
-    observer: ordering.Observer | None,
+    tried: "_Tried",
     optimizer: optax.GradientTransformation | None,
     more_rules: Mapping[str, rules.LocalRule],
-    passes: embeddings.Passes | None,
 ) -> setup_lib.Kinds:
     """Of all kinds of rounds."""
+    _, passes, rule, observer, looks = tried
     _check_more(more_rules, observer)
     main = maker.make(rule, observer, optimizer, one_pass=passes is None)
     more = {kind: maker.make(each, kind=kind) for kind, each in more_rules.items()}
@@ -144,6 +143,7 @@ def _programs(
         {setup_lib.MAIN: main} | more,
         unsigned=maker.make(rule, None, optimizer) if has_unsigned else None,
         embedding=None if passes is None else setup_lib.Embedding(passes, maker.make(passes.first)),
+        plain=None if looks in (None, rule) else maker.make(looks),
     )
 
 
@@ -154,7 +154,7 @@ class _Tried(NamedTuple):
     passes: embeddings.Passes | None  # of a loss over a whole round
     rule: rules.LocalRule
     observer: ordering.Observer | None
-    looks: bool  # whether its examples are apart is to be looked at
+    looks: rules.LocalRule | None  # whose sums are to show that its examples are apart
 
 
 def _try(
@@ -194,7 +194,15 @@ def _try(
     is_apart = losses_lib.is_apart(loss_fn) or config.microbatch_size == 1
     compares = observer is not None and observer.compares
     looks = not (is_meant or is_apart or compares) and parts_lib.is_ours(rule)
-    return _Tried(traced.changes_state, passes, rule, observer, looks)
+    seen = rule
+    if rule.of_examples is not None:
+        if config.loss_over == "microbatch":
+            raise ValueError(
+                "rule: it takes each example by itself, and loss_over='microbatch' says that they "
+                "see each other. Leave out one of them"
+            )
+        seen = gradients.rule_of(None, loss_fn, traced, per_example_rng=per_example_rng)
+    return _Tried(traced.changes_state, passes, rule, observer, seen if looks else None)
 
 
 def _meet(where: mesh_lib.Placement, reducer: topology.Reducer) -> meeting_lib.Meeting:

@@ -46,10 +46,12 @@ def check(
         shared, kept: what the workers are given, and what they keep.
 
     Raises:
-        ValueError: the examples see each other, and `loss_over='example'`.
+        ValueError: the examples see each other, and `loss_over='example'`, or the rule takes each
+            by itself.
     """
     if setup.looks_at is None:
         return
+    own = setup.programs.plain or own
     began, where = time.perf_counter(), setup.where
     rows = mesh_lib.add_worker_axis(moved(mesh_lib.own_row(shared.params)), where.num_rows)
     points = mesh_lib.place(rows, where.mesh), shared.params
@@ -72,13 +74,16 @@ def check(
         seen = _difference(*(added_up(each, points[index % 2]) for each in beside)) or seen
     secs = time.perf_counter() - began
     if secs > _SLOW_SECS and where.leads:
-        messages.say(f"the check of the loss took {secs:.1f} s; loss_over='microbatch' has none")
+        way = "loss_over='microbatch'" if setup.programs.plain is None else "hetjax.per_example"
+        messages.say(f"the check of the loss took {secs:.1f} s; {way} has none")
     size = setup.config.microbatch_size
     told = (
         f"the examples of a microbatch see each other, and none outside: {seen}. "
         "hetjax.batch_loss compares those of a round. "
         f"Not meant? Shapes [{size}, 1] and [{size}] together are [{size}, {size}]"
     )
+    if seen and setup.programs.plain is not None:
+        raise ValueError(f"rule: it takes each example by itself; {told}")
     if seen and setup.config.loss_over == "example":
         raise ValueError(f"loss_over='example': {told}")
     if seen and where.leads:
