@@ -37,7 +37,20 @@ class Losses(NamedTuple):
     weights)`, two arrays of one shape, where it has weights of its own."""
 
 
-class OfMeans:
+class OfParts:
+    """A metric that is a function of parts, on the host."""
+
+    def __init__(self, function: Callable[..., float], *parts: Any) -> None:
+        self.function, self.parts = function, parts
+
+    def __init_subclass__(cls) -> None:
+        def made(function: Callable[..., float], parts: Any) -> Any:
+            return cls(function, *parts)
+
+        jax.tree_util.register_pytree_node(cls, lambda it: (it.parts, it.function), made)
+
+
+class OfMeans(OfParts):
     """A metric of a whole set that is no mean itself, but follows from means.
 
     Each part is what a metric may be: one number an example, `[B]`, or `(values, weights)`.
@@ -53,11 +66,8 @@ class OfMeans:
         ...     return {"loss": losses, "rmse": OfMeans(math.sqrt, losses)}
     """
 
-    def __init__(self, function: Callable[..., float], *parts: Any) -> None:
-        self.function, self.parts = function, parts
 
-
-class Collected:
+class Collected(OfParts):
     """A metric of a whole set that no means tell, such as AUC or mAP.
 
     Each part is an array with an example axis, `[B, ...]`, of any type. The parts are collected
@@ -76,20 +86,6 @@ class Collected:
         >>> def metrics_fn(params, batch):
         ...     return {"auc": Collected(auc, batch["x"] @ params, batch["y"] > 0)}
     """
-
-    def __init__(self, function: Callable[..., float], *parts: Any) -> None:
-        self.function, self.parts = function, parts
-
-
-def _register(kind: type) -> None:
-    def made(function: Callable[..., float], parts: Any) -> Any:
-        return kind(function, *parts)
-
-    jax.tree_util.register_pytree_node(kind, lambda it: (it.parts, it.function), made)
-
-
-_register(OfMeans)
-_register(Collected)
 
 
 class Microbatch(NamedTuple):

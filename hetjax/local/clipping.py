@@ -6,11 +6,11 @@ from typing import Annotated, Any
 import jax
 import jax.numpy as jnp
 
-from hetjax import debugging, parts, trees, types
+from hetjax import parts, trees, types
 from hetjax.local import gradients, rules
-from hetjax.losses import batch_loss
 from hetjax.losses import loss as losses_lib
 from hetjax.ordering import ordering as ordering_lib
+from hetjax.ordering import per_example
 
 
 @parts.factory
@@ -60,29 +60,9 @@ def per_example_clip(
         the sum of weights.
     """
 
-    def of_examples(
-        loss_fn: losses_lib.LossFn, traced: losses_lib.Traced, *, per_example_rng: bool
-    ) -> rules.LocalRule:
-        wrong = "the weights of loss_fn depend on the parameters; take jax.lax.stop_gradient"
-        if isinstance(loss_fn, batch_loss.BatchLoss):
-            wrong = "batch_loss is of all examples of a round"
-        if traced.weights_vary or isinstance(loss_fn, batch_loss.BatchLoss):
-            raise ValueError(f"per_example_clip takes each example by itself, and {wrong}")
-        rule = gradients.gradient_sums(
-            loss_fn,
-            per_example_rng=per_example_rng,
-            metrics=traced.metrics,
-            sums_of=functools.partial(_clipped, max_norm),
-        )
-        made = rule._replace(**_no_gradients, of_examples=of_examples)
-        return parts.remembered(made, per_example_clip, {"max_norm": max_norm})
-
-    made = gradients.gradient_sums(_no_loss)
-    return made._replace(**_no_gradients, of_examples=of_examples)
-
-
-# What it adds up is no gradient of the losses, and no state is that of one example.
-_no_gradients: dict[str, Any] = {"losses": None, "take": None, "state_change": None}
+    clipped = functools.partial(_clipped, max_norm)
+    of_examples = functools.partial(gradients.gradient_sums, sums_of=clipped)
+    return of_examples(_no_loss)._replace(of_examples=of_examples)
 
 
 def _no_loss(*given: Any) -> Any:
@@ -93,20 +73,15 @@ def _clipped(
     max_norm: float, losses: ordering_lib.Losses, params: types.PyTree, size: int
 ) -> tuple[jax.Array, Any, tuple[types.PyTree]]:
     """`(loss_sum, weight_sum, (clipped gradients, added up,))` of a microbatch of so many."""
-
-    def of_one(params: types.PyTree, position: jax.Array) -> tuple[jax.Array, Any]:
-        (value,), weights = losses(params, position[None])
-        told = weights.sum()
-        weight = told.weights if isinstance(told, losses_lib.Weights) else told
-        return value / jnp.where(weight == 0, 1, weight), (value, weight, told)
-
-    grad = functools.partial(jax.grad(of_one, has_aux=True), params)
-    grads, (values, weights, told) = debugging.each(grad, jnp.arange(size))
-    dtype = trees.wider(weights.dtype, *(g.dtype for g in jax.tree.leaves(grads)))
-    grads = jax.tree.map(lambda g: g.astype(dtype), grads)
+    values, told, grads = per_example.each(losses, params, size)
+    weights = told.weights if isinstance(told, losses_lib.Weights) else told
+    dtype = trees.wider(weights.dtype, *map(jnp.result_type, jax.tree.leaves(grads)))
+    grads = jax.tree.map(lambda g: g.astype(dtype), grads)  # of weight * loss
     squares = (jnp.sum(g**2, tuple(range(1, g.ndim))) for g in jax.tree.leaves(grads))
     norms = jnp.sqrt(functools.reduce(jnp.add, squares))
-    scales = weights.astype(dtype) / jnp.maximum(norms / max_norm, 1)
-    scales = jnp.where(jnp.isfinite(norms), scales, jnp.nan)  # not 0, where squares overflow
-    clipped = jax.tree.map(lambda g: jnp.tensordot(scales, g, axes=1), grads)
+    limits = max_norm * jnp.abs(weights).astype(dtype)
+    scales = jnp.where(norms > limits, limits / norms, 1)
+    scales = jnp.where(jnp.isinf(norms), jnp.nan, scales)  # not 0, where squares overflow
+    add_up = functools.partial(jnp.tensordot, scales, axes=1, precision=jax.lax.Precision.HIGHEST)
+    clipped = jax.tree.map(add_up, grads)
     return jnp.sum(values), jax.tree.map(lambda x: jnp.sum(x, axis=0), told), (clipped,)

@@ -55,7 +55,8 @@ def gradient_sums(
             multiplied by it, in float32 or wider. In float16 it is the size of a microbatch: a
             gradient is then as large as that of a mean, and overflows where that does.
         sums_of: `(losses, params, size) -> (loss_sum, weight_sum, gradient's parts)` of a
-            microbatch of so many, as of `LocalRule.take`; None: by one backward pass of all.
+            microbatch of so many, as of `LocalRule.take`, where that is not the gradient of the
+            losses; None: it is.
     """
     names = tuple(sorted(metrics))
     own = loss_fn if isinstance(loss_fn, stateful.StatefulLoss) else None
@@ -102,14 +103,14 @@ def gradient_sums(
         begin,
         add,
         finish,
-        losses=losses_of,
-        take=take,
+        losses=None if sums_of else losses_of,
+        take=None if sums_of else take,
         checked=lambda worker, sums: (sums.loss_sum, sums.weight_sum),
         loss_sum=lambda sums: sums.loss_sum,
         metrics=names,
         metric_sums=(lambda sums: sums.metric_sums) if names else None,
         weight_grads=(lambda sums: sums.weight_grad_sum) if weights_vary else None,
-        state_change=None if own is None else (lambda sums: sums.state_change),
+        state_change=None if own is None or sums_of else (lambda sums: sums.state_change),
         loss_divisor=loss_divisor,
     )
     # Of the loss, and of which keys it gets, a run is told apart from its rule.
@@ -202,7 +203,8 @@ def rule_of(
         ValueError: it drops metrics of the loss, or the gradient of its weights.
     """
     metrics, weights_vary, changes_state, loss_divisor = traced
-    if given is None and isinstance(loss_fn, batch_loss.BatchLoss):
+    alone = given is not None and given.of_examples
+    if (given is None or alone) and isinstance(loss_fn, batch_loss.BatchLoss):
         raise ValueError(
             "batch_loss: a step has one pass, and this loss needs two; take hetjax.fit or "
             "hetjax.Run"
@@ -215,15 +217,15 @@ def rule_of(
             weights_vary=weights_vary,
             loss_divisor=loss_divisor,
         )
-    if given.of_examples is not None:
-        given = given.of_examples(loss_fn, traced, per_example_rng=per_example_rng)
+    if alone:
+        given = alone(loss_fn, per_example_rng=per_example_rng, metrics=metrics)
     rules.check_metrics(given, metrics)
     if changes_state and given.state_change is None:
         raise ValueError(
             "rule: loss_fn changes the model's state, and the rule's state_change is None; "
             "gradient_sums has one"
         )
-    if weights_vary and given.losses is not None and given.weight_grads is None:
+    if weights_vary and (alone or given.losses is not None) and given.weight_grads is None:
         raise ValueError(
             "rule: the weights of loss_fn depend on the parameters; take gradient_sums(loss_fn, "
             "weights_vary=True), or jax.lax.stop_gradient(weights)"

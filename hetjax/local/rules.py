@@ -104,7 +104,7 @@ class LocalRule(NamedTuple):
     """What `losses` are divided by; `take` multiplies what it is given by it."""
 
     of_examples: "Callable[..., LocalRule] | None" = None
-    """`(loss_fn, traced, *, per_example_rng) -> LocalRule`: the same for the loss of the run, of
+    """`(loss_fn, *, per_example_rng, metrics) -> LocalRule`: the same for the loss of the run, of
     which it takes each example by itself. A loss whose examples see each other is refused."""
 
     made_by: Any = None

@@ -20,7 +20,6 @@ examples)`; a value may be `(f32[B, ...], weights f32[B, ...])`, a
 `hetjax.OfMeans` of such, or a `hetjax.Collected` of arrays `[B, ...]`."""
 
 _BATCH_SIZE = 256
-_OF_PARTS = (types.OfMeans, types.Collected)
 _KEPT = 4  # functions whose programs are kept, with what these close over
 
 
@@ -246,7 +245,7 @@ def _sums(
 
 def _parts(value: Any) -> tuple[Any, ...]:
     """What the means are taken of, or what is collected."""
-    return value.parts if isinstance(value, _OF_PARTS) else (value,)
+    return value.parts if isinstance(value, types.OfParts) else (value,)
 
 
 @_once_a_function
@@ -289,7 +288,7 @@ def _check_metrics(
                     f"metrics_fn returned a Collected {name!r} of {parts.shown(part)}; allowed are "
                     f"arrays [{batch_size}, …], a row an example"
                 )
-    return {name: v.function for name, v in values.items() if isinstance(v, _OF_PARTS)}
+    return {name: v.function for name, v in values.items() if isinstance(v, types.OfParts)}
 
 
 _MADE_BY = "hetjax.nnx_metrics(model, …) and hetjax.linen_metrics(…) make one of a Flax model"

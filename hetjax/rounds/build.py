@@ -179,7 +179,8 @@ def _try(
         rule_identity.check(
             rule, loss_fn, params, first, optimizer, per_example_rng=per_example_rng
         )
-        rule = gradients.rule_of(rule, loss_fn, traced, per_example_rng=per_example_rng)
+        of_loss, alone = (loss_fn, traced), rule is not None and rule.of_examples is not None
+        rule = gradients.rule_of(rule, *of_loss, per_example_rng=per_example_rng)
         observer = order.make(
             chosen.ordering,
             programs.sizes(config),
@@ -190,18 +191,12 @@ def _try(
             leads=leads,
             changes_state=traced.changes_state,
         )
-    is_meant = traced.changes_state or config.loss_over == "microbatch" or passes is not None
+    is_meant = config.loss_over == "microbatch" and not alone
+    is_meant = traced.changes_state or is_meant or passes is not None
     is_apart = losses_lib.is_apart(loss_fn) or config.microbatch_size == 1
     compares = observer is not None and observer.compares
     looks = not (is_meant or is_apart or compares) and parts_lib.is_ours(rule)
-    seen = rule
-    if rule.of_examples is not None:
-        if config.loss_over == "microbatch":
-            raise ValueError(
-                "rule: it takes each example by itself, and loss_over='microbatch' says that they "
-                "see each other. Leave out one of them"
-            )
-        seen = gradients.rule_of(None, loss_fn, traced, per_example_rng=per_example_rng)
+    seen = gradients.rule_of(None, *of_loss, per_example_rng=per_example_rng) if alone else rule
     return _Tried(traced.changes_state, passes, rule, observer, seen if looks else None)
 
 

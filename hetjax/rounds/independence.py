@@ -22,6 +22,7 @@ from hetjax.rounds import setup as setup_lib
 
 _SLOW_SECS = 1.0  # above which a user is told how long the check took
 _RTOL, _ATOL = 1e-3, 1e-5  # the second over the norm of the whole gradient
+_ALONE = "rule: it takes each example by itself", "hetjax.per_example"
 _SAMPLE = 1024  # examples among which the rare ones are looked for
 _MOST_NUMBERS = 4096  # of a leaf that may tell how long an example is
 
@@ -51,7 +52,8 @@ def check(
     """
     if setup.looks_at is None:
         return
-    own = setup.programs.plain or own
+    own, is_needed = setup.programs.plain or own, setup.programs.plain is not None
+    why, way = _ALONE if is_needed else ("loss_over='example'", "loss_over='microbatch'")
     began, where = time.perf_counter(), setup.where
     rows = mesh_lib.add_worker_axis(moved(mesh_lib.own_row(shared.params)), where.num_rows)
     points = mesh_lib.place(rows, where.mesh), shared.params
@@ -74,7 +76,6 @@ def check(
         seen = _difference(*(added_up(each, points[index % 2]) for each in beside)) or seen
     secs = time.perf_counter() - began
     if secs > _SLOW_SECS and where.leads:
-        way = "loss_over='microbatch'" if setup.programs.plain is None else "hetjax.per_example"
         messages.say(f"the check of the loss took {secs:.1f} s; {way} has none")
     size = setup.config.microbatch_size
     told = (
@@ -82,10 +83,8 @@ def check(
         "hetjax.batch_loss compares those of a round. "
         f"Not meant? Shapes [{size}, 1] and [{size}] together are [{size}, {size}]"
     )
-    if seen and setup.programs.plain is not None:
-        raise ValueError(f"rule: it takes each example by itself; {told}")
-    if seen and setup.config.loss_over == "example":
-        raise ValueError(f"loss_over='example': {told}")
+    if seen and (is_needed or setup.config.loss_over == "example"):
+        raise ValueError(f"{why}: {told}")
     if seen and where.leads:
         messages.say(f"{told}. loss_over='microbatch' allows it")
 
