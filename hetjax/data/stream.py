@@ -59,8 +59,10 @@ class StreamState(NamedTuple):
 class _Stream:
     """Shards, each of which some workers go through: all of them, or one."""
 
-    def __init__(self, shards: list[passes_lib.Shard], num_workers: int) -> None:
-        self._shards, self.num_workers = shards, num_workers
+    def __init__(
+        self, shards: list[passes_lib.Shard], num_workers: int, *, ends_early: bool = False
+    ) -> None:
+        self._shards, self.num_workers, self._ends_early = shards, num_workers, ends_early
         self._workers = np.arange(num_workers).reshape(len(shards), -1)  # of each shard
         self.shards = [shard.example_ids for shard in shards]
         self.num_examples = sum(map(len, self.shards))
@@ -73,9 +75,9 @@ class _Stream:
         return StreamState(passes, ledger_lib.init(self.num_examples), 0)
 
     def dropped(self, state: StreamState) -> int:
-        """Examples that finished passes have left out on purpose."""
-        pairs = zip(self._shards, state.passes, strict=True)
-        return sum(own.pass_index * shard.num_dropped for shard, own in pairs)
+        """Examples that passes have left out on purpose."""
+        seen = sum(own.pass_index * len(own.queue) + own.head for own in state.passes)
+        return seen - state.examples_processed + sum(shard.num_cut for shard in self._shards)
 
     def upcoming(
         self, state: StreamState, quotas: np.ndarray, workers: Sequence[int]
@@ -147,13 +149,15 @@ class _Stream:
             examples += len(processed)
             head = own.head + len(processed)
             own.queue[head : head + len(back)] = back
-            is_over = head == len(own.queue) - shard.num_dropped
-            if is_over and shard.num_dropped:  # the order has a place for them all the same
-                processed = np.concatenate([processed, own.queue[head:]])
-                signs = None if signs is None else np.pad(signs, (0, shard.num_dropped))
+            now = own._replace(head=head)
+            is_over = len(now.remaining) == shard.num_dropped
+            is_over |= self._ends_early and len(now.remaining) < taken.size
+            if is_over:  # the order has a place for what is dropped all the same
+                processed = np.concatenate([processed, now.remaining])
+                signs = None if signs is None else np.pad(signs, (0, len(now.remaining)))
             places = processed if shard.place_of is None else shard.place_of[processed]
             order_state = shard.place(own.order_state, places, signs)
-            passes[index] = own._replace(order_state=order_state, head=head)
+            passes[index] = now._replace(order_state=order_state)
             if is_over:
                 passes[index], ledger = shard.next_pass(passes[index], ledger)
         return StreamState(tuple(passes), ledger, examples)
@@ -168,7 +172,7 @@ class SharedStream(_Stream):
         microbatch_size: B.
         ordering: makes the order.
         seed: of the order's random numbers.
-        last, comes_once: of a pass: see `passes.Shard`.
+        last, comes_once, of_round: of a pass: see `passes.Shard`.
 
     Example:
         >>> from hetjax import ordering
@@ -195,6 +199,7 @@ class SharedStream(_Stream):
         seed: int,
         last: str = "pad",
         comes_once: bool = False,
+        of_round: int = 0,
     ) -> None:
         whole = passes_lib.Shard(
             ordering,
@@ -203,6 +208,7 @@ class SharedStream(_Stream):
             seed=(seed,),
             last=last,
             comes_once=comes_once,
+            of_round=of_round,
         )
         super().__init__([whole], num_workers)
         self.shares = np.full(num_workers, 1 / num_workers)
@@ -245,6 +251,7 @@ class PrivateStream(_Stream):
 
     Args:
         proportions: f64[W]: the shards' relative sizes (largest remainder); None = equal.
+        of_round: not 0: a worker's pass ends where less is left of it than its last quota.
 
     Raises:
         ValueError: there are more workers than examples.
@@ -260,6 +267,7 @@ class PrivateStream(_Stream):
         seed: int,
         proportions: Sequence[float] | None = None,
         last: str = "pad",
+        of_round: int = 0,
     ) -> None:
         if num_examples < num_workers:
             raise ValueError(
@@ -284,7 +292,7 @@ class PrivateStream(_Stream):
                     last=last,
                 )
             )
-        super().__init__(shards, num_workers)
+        super().__init__(shards, num_workers, ends_early=of_round > 0)
         self.shares = sizes / num_examples
 
     def epoch(self, state: StreamState) -> int:

@@ -74,8 +74,11 @@ def build(
     rule, observer = tried.rule, tried.observer
 
     # What the rounds are made of.
+    last = _last_of_pass(config, loss_fn, changes_state=tried.changes_state)
+    stream = feeding.make_stream(config, source, chosen, last=last, leads=where.leads)
+    rounds = programs.rounds_of(config, stream.examples_per_epoch)
     methods = setup_lib.Methods(
-        policy=policies.of_epochs(chosen.quota, programs.rounds_of(config, len(source))),
+        policy=policies.of_epochs(chosen.quota, rounds),
         order=chosen.ordering,
         observer=observer,
         reducer=chosen.reducer.for_run(topology.RunFacts(num_workers, config.seed, solved)),
@@ -83,8 +86,6 @@ def build(
     )
     cluster, emulated = make_cluster(config), bool(config.cluster.secs_per_microbatch)
     clock = _make_clock(config, chosen.gate, cluster if emulated else None)
-    last = _last_of_pass(config, loss_fn, changes_state=tried.changes_state)
-    stream = feeding.make_stream(config, source, chosen, last=last, leads=where.leads)
     feed = feeding.make_feed(config, source, where, progress=begins.shown)
     meeting = meeting or _meet(where, chosen.reducer)
     gather = _make_gathering(meeting, config, observer, [rule, *more_rules.values()])
