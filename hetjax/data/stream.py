@@ -172,7 +172,7 @@ class SharedStream(_Stream):
         microbatch_size: B.
         ordering: makes the order.
         seed: of the order's random numbers.
-        last, comes_once, of_round: of a pass: see `passes.Shard`.
+        **of_pass: `last`, `comes_once` and `of_round` of `passes.Shard`.
 
     Example:
         >>> from hetjax import ordering
@@ -197,18 +197,11 @@ class SharedStream(_Stream):
         microbatch_size: int,
         ordering: ordering_lib.Ordering,
         seed: int,
-        last: str = "pad",
-        comes_once: bool = False,
-        of_round: int = 0,
+        **of_pass: Any,
     ) -> None:
+        example_ids = np.arange(num_examples, dtype=np.int32)
         whole = passes_lib.Shard(
-            ordering,
-            np.arange(num_examples, dtype=np.int32),
-            microbatch_size=microbatch_size,
-            seed=(seed,),
-            last=last,
-            comes_once=comes_once,
-            of_round=of_round,
+            ordering, example_ids, microbatch_size=microbatch_size, seed=(seed,), **of_pass
         )
         super().__init__([whole], num_workers)
         self.shares = np.full(num_workers, 1 / num_workers)

@@ -59,7 +59,6 @@ def per_example_clip(
         clipping of each example. There the sum is divided by the expected size of a batch, here by
         the sum of weights.
     """
-
     clipped = functools.partial(_clipped, max_norm)
     of_examples = functools.partial(gradients.gradient_sums, sums_of=clipped)
     return of_examples(_no_loss)._replace(of_examples=of_examples)

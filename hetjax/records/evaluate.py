@@ -202,16 +202,14 @@ class Evaluator:
                 self._feed.read_ahead(ahead, np.zeros(len(ahead), int))
             totals, arrays = self._add(params, self._feed.load(0, row), totals)
             collected.append(jax.tree.map(lambda a, row=row: np.asarray(a)[row >= 0], arrays))
-        found: dict[str, float] = {}
+        found: dict[str, Any] = jax.tree.map(lambda *of: np.concatenate(of), *collected)
         for name, pairs in jax.device_get(totals).items():
-            means = [float(total / count) if count else np.nan for total, count in pairs]
-            found[name] = self._called(name, means) if name in self._functions else means[0]
-        for name, wholes in jax.tree.map(lambda *of: np.concatenate(of), *collected).items():
-            found[name] = self._called(name, wholes)
-        return found
+            found[name] = [float(total / count) if count else np.nan for total, count in pairs]
+        return {name: self._told(name, *found[name]) for name in self.names}
 
-    def _called(self, name: str, given: Any) -> float:
-        function = self._functions[name]
+    def _told(self, name: str, *given: Any) -> float:
+        if (function := self._functions.get(name)) is None:
+            return given[0]
         made = parts.array_of(function(*given))
         if made.shape == () and made.dtype.kind in "fiub":
             return float(made)
@@ -234,13 +232,10 @@ def _sums(
         totals = losses_lib.weigh(values.astype(wide), weights, microbatch.example_mask)
         return jnp.sum(totals[0]), jnp.sum(totals[1])
 
-    totals, collected = {}, {}
-    for name, value in metrics_fn(params, microbatch.examples).items():
-        if isinstance(value, types.Collected):
-            collected[name] = value.parts
-        else:
-            totals[name] = [pair(part) for part in _parts(value)]
-    return totals, collected
+    found = metrics_fn(params, microbatch.examples)
+    collected = {n: value.parts for n, value in found.items() if isinstance(value, types.Collected)}
+    means = {name: found[name] for name in found if name not in collected}
+    return {name: [pair(part) for part in _parts(v)] for name, v in means.items()}, collected
 
 
 def _parts(value: Any) -> tuple[Any, ...]:
