@@ -5,16 +5,20 @@ python -m experiments.option_tables fields > docs/fields.md
 """
 
 import inspect
+import pkgutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
 
+from hetjax import parts
 from hetjax.config import fields, kinds
 from hetjax.zoo import config
 
 
 def rows_of_fields(parent: type) -> Iterator[tuple[str, str, str, str]]:
     """(dotted name, default, what it is, what is allowed) of all the fields below `parent`."""
-    names = {f"{group}.{kind.key}": kind.registry for group, kind in kinds.KINDS.items()}
+    names = {f"{group}.{kind.key}": list(kind.registry) for group, kind in kinds.KINDS.items()}
+    names["rule.name"] = list(kinds.RULES)
     for dotted, option in fields.leaves(parent):
         allowed = option.rule.allowed
         if dotted in names:
@@ -28,7 +32,7 @@ def fields_page(parent: type) -> str:
         "# The fields of a configuration",
         "",
         "Made from their declarations by `python -m experiments.option_tables fields >",
-        "docs/fields.md`. The options of policies, orders, reducers and gates are in",
+        "docs/fields.md`. The options of policies, orders, reducers, gates and rules are in",
         "[parts.md](parts.md); how a field is set is in [configuration.md](configuration.md).",
         "",
         "| field | default | allowed | what it is |",
@@ -62,18 +66,36 @@ def parts_page() -> str:
         "a part's functions are given and must return.",
     ]
     for group, kind in kinds.KINDS.items():
-        lines += ["", f"## `{group}.{kind.key}`", "", f"For example `{kind.example}`.", ""]
-        lines += [f"| {kind.title} | what it is |", "|---|---|"]
-        for name, factory in kind.registry.items():
-            first = (inspect.getdoc(factory) or "").partition("\n\n")[0].replace("\n", " ")
-            lines.append(f"| `{name}` | {_cell(first)} |")
-        lines += ["", "| option | of | default | allowed | what it is |", "|---|---|---|---|---|"]
-        lines += [
-            f"| `{field}` | {owners} | `{shown}` | {_cell(allowed)} | {_cell(says)} |"
-            for field, owners, shown, allowed, says in rows_of_options()
-            if field.startswith(f"{group}.")
-        ]
+        rows = [row for row in rows_of_options() if row[0].startswith(f"{group}.")]
+        lines += _section(f"{group}.{kind.key}", kind.example, kind.title, kind.registry, rows)
+    rules = {name: pkgutil.resolve_name(path) for name, path in kinds.RULES.items()}
+    rows = [
+        ("rule.arguments", name, f"{option}: no default", each.rule.allowed, each.told)
+        for name, factory in rules.items()
+        if parts.is_factory(factory)
+        for option, each in parts.options_of(factory).items()
+    ]
+    example = "rule=hetjax.per_example_clip(1.0)"
+    lines += _section("rule.name", example, "local rule", rules, rows)
     return "\n".join(lines) + "\n"
+
+
+def _section(
+    field: str,
+    example: str,
+    title: str,
+    registry: Mapping[str, Callable[..., Any]],
+    rows: Iterable[tuple[str, ...]],
+) -> Iterator[str]:
+    """Of the parts of a kind and of their options."""
+    yield from ("", f"## `{field}`", "", f"For example `{example}`.", "")
+    yield from (f"| {title} | what it is |", "|---|---|")
+    for name, factory in registry.items():
+        first = (inspect.getdoc(factory) or "").partition("\n\n")[0].replace("\n", " ")
+        yield f"| `{name}` | {_cell(first)} |"
+    yield from ("", "| option | of | default | allowed | what it is |", "|---|---|---|---|---|")
+    for option, owners, shown, allowed, says in rows:
+        yield f"| `{option}` | {owners} | `{shown}` | {_cell(allowed)} | {_cell(says)} |"
 
 
 def _cell(text: str) -> str:

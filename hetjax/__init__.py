@@ -12,6 +12,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "BilevelResult": "hetjax.bilevel.rounds.results",
+    "Collected": "hetjax.types",
     "Contribution": "hetjax.types",
     "FitResult": "hetjax.records.results",
     "LocalRule": "hetjax.local.rules",
@@ -44,6 +45,7 @@ _HOMES = {
     "nnx_loss": "hetjax.adapters",
     "nnx_metrics": "hetjax.adapters",
     "nnx_model": "hetjax.adapters",
+    "per_example_clip": "hetjax.local.clipping",
     "per_example": "hetjax.adapters.per_example",
     "scale_by_progress": "hetjax.schedules",
     "stream": "hetjax.data.iterables",

@@ -37,7 +37,20 @@ class Losses(NamedTuple):
     weights)`, two arrays of one shape, where it has weights of its own."""
 
 
-class OfMeans:
+class OfParts:
+    """A metric that is a function of parts, on the host."""
+
+    def __init__(self, function: Callable[..., float], *parts: Any) -> None:
+        self.function, self.parts = function, parts
+
+    def __init_subclass__(cls) -> None:
+        def made(function: Callable[..., float], parts: Any) -> Any:
+            return cls(function, *parts)
+
+        jax.tree_util.register_pytree_node(cls, lambda it: (it.parts, it.function), made)
+
+
+class OfMeans(OfParts):
     """A metric of a whole set that is no mean itself, but follows from means.
 
     Each part is what a metric may be: one number an example, `[B]`, or `(values, weights)`.
@@ -53,13 +66,26 @@ class OfMeans:
         ...     return {"loss": losses, "rmse": OfMeans(math.sqrt, losses)}
     """
 
-    def __init__(self, function: Callable[..., float], *parts: Any) -> None:
-        self.function, self.parts = function, parts
 
+class Collected(OfParts):
+    """A metric of a whole set that no means tell, such as AUC or mAP.
 
-jax.tree_util.register_pytree_node(
-    OfMeans, lambda it: (it.parts, it.function), lambda function, parts: OfMeans(function, *parts)
-)
+    Each part is an array with an example axis, `[B, ...]`, of any type. The parts are collected
+    over the set, in its order and without padding, and handed to the function on the host.
+
+    Attributes:
+        function: from each part as a NumPy array `[N, ...]` to the metric, one number.
+        parts: the arrays that are collected.
+
+    Example:
+        >>> def auc(scores, is_positive):  # the share of pairs in the right order; no ties
+        ...     places = scores.argsort().argsort()[is_positive]
+        ...     positives = len(places)
+        ...     pairs = positives * (len(scores) - positives)
+        ...     return (places.sum() - positives * (positives - 1) / 2) / pairs
+        >>> def metrics_fn(params, batch):
+        ...     return {"auc": Collected(auc, batch["x"] @ params, batch["y"] > 0)}
+    """
 
 
 class Microbatch(NamedTuple):

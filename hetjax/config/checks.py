@@ -137,13 +137,13 @@ def _emulation(cluster: groups.ClusterConfig) -> Iterator[str]:
 
 
 def _rule(rule: groups.RuleConfig) -> Iterator[str]:
-    is_known = rule.name == kinds.DEFAULT_RULE or rule.name.startswith(kinds.GIVEN)
-    if not is_known and not parts_lib.is_path(rule.name):
+    takes_none = rule.name == kinds.DEFAULT_RULE or rule.name.startswith(kinds.GIVEN)
+    if not (takes_none or rule.name in kinds.RULES or parts_lib.is_path(rule.name)):
         yield (
-            f"rule.name: got {rule.name!r}, must be {kinds.DEFAULT_RULE!r}, or 'module:function' "
-            "of a factory."
+            f"rule.name: got {rule.name!r}, must be one of {', '.join(kinds.RULES)}, or "
+            "'module:function' of a factory."
         )
-    if is_known and rule.arguments:
+    if takes_none and rule.arguments:
         yield f"rule.arguments: got {dict(rule.arguments)}, but {rule.name!r} takes none."
 
 

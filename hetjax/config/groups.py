@@ -40,6 +40,9 @@ class DataConfig:
     last: Annotated[
         str, choice("auto", "pad", "fill", "drop", says="a pass's last microbatch that is not full")
     ] = "auto"
+    last_round: Annotated[
+        str, choice("keep", "drop", says="an epoch's last round that is not full")
+    ] = "keep"
     sharing: Annotated[
         str, choice("shared", "private", "process_local", says="one order, shards, or own parts")
     ] = "shared"

@@ -19,6 +19,10 @@ from hetjax.parts import options as options_lib
 GIVEN = "given: "  # stands in a configuration before what cannot be written down
 ARGUMENTS = "arguments"  # the field of a group that holds the options of its part
 DEFAULT_RULE = "gradient_sums"  # the local rule that a run has where it is given none
+RULES = {  # local rules by name: where their factories are
+    DEFAULT_RULE: "hetjax.local.gradients:gradient_sums",
+    "per_example_clip": "hetjax.local.clipping:per_example_clip",
+}
 
 
 class PartKind(NamedTuple):
@@ -211,15 +215,16 @@ def described(group: str, part: Any) -> dict[str, Any]:
     Of a part that cannot be written down the name is `given: ` and where it is from.
     """
     kind = KINDS[group]
-    return written(part, kind.key, kind.registry)
+    paths = {name: parts.path_of(factory) for name, factory in kind.registry.items()}
+    return written(part, kind.key, paths)
 
 
-def written(part: Any, key: str, registry: Mapping[str, Callable[..., Any]]) -> dict[str, Any]:
-    """As `described`, of any part: `key` has its name, `registry` those with names."""
+def written(part: Any, key: str, paths: Mapping[str, str]) -> dict[str, Any]:
+    """As `described`, of any part: `key` has its name, `paths` those of factories with names."""
     made = parts.made_by(part)
     if made is None:
         return {key: f"{GIVEN}{parts.label(part)}", ARGUMENTS: {}}
-    names = (name for name, factory in registry.items() if parts.path_of(factory) == made.path)
+    names = (name for name, path in paths.items() if path == made.path)
     return {key: next(names, made.path), ARGUMENTS: dict(made.arguments)}
 
 

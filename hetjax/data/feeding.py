@@ -92,6 +92,7 @@ def make_stream(
         "ordering": chosen.ordering,
         "seed": config.seed,
         "last": last,
+        "of_round": config.budget if config.data.last_round == "drop" else 0,
     }
     num_workers = config.cluster.num_workers
     if isinstance(own.source, iterables.Streamed):

@@ -114,7 +114,7 @@ class IterableFeed(feed.Feed):
         self._ask(stop)
         self._wait(stop)
         if self._end is not None:
-            came = min(length, self._end - first)
+            came = max(0, min(length, self._end - first))
         stream.cut(came)
         if stream.total(state, budget):
             return ""

@@ -45,9 +45,10 @@ class Shard:
             examples of the pass, which do not count, or 'drop' it.
         comes_once: examples of earlier rounds cannot be had again, and a pass may have fewer than
             it was to have: `cut` says so.
+        of_round: microbatches of a round, where a pass is of whole rounds; 0: it may end in any.
 
     Raises:
-        ValueError: dropping it leaves nothing.
+        ValueError: dropping the rest leaves nothing.
     """
 
     def __init__(
@@ -60,15 +61,18 @@ class Shard:
         place_of: np.ndarray | None = None,
         last: str = "pad",
         comes_once: bool = False,
+        of_round: int = 0,
     ) -> None:
-        if last == "drop" and len(example_ids) < microbatch_size:
+        self._whole = microbatch_size * of_round or (microbatch_size if last == "drop" else 1)
+        if len(example_ids) < self._whole:
+            name, what = ("last_round", "a round of ") if of_round else ("last", "microbatch_size=")
             raise ValueError(
-                f"data.last: got 'drop' with {len(example_ids)} examples, fewer than "
-                f"microbatch_size={microbatch_size}: nothing is left"
+                f"data.{name}: got 'drop' with {len(example_ids)} examples, fewer than "
+                f"{what}{self._whole}: nothing is left"
             )
         self._last, self._comes_once = last, comes_once
-        self._came: int | None = None
-        self.num_dropped = len(example_ids) % microbatch_size if last == "drop" else 0
+        self._length = len(example_ids)  # of a pass, as far as its examples come
+        self.num_dropped, self.num_cut = self._length % self._whole, 0  # of a pass; of a cut one
         self._init, self.place = ordering.init, ordering.place
         self.example_ids, self.place_of = example_ids, place_of
         self.microbatch_size, self._seed = microbatch_size, seed
@@ -104,18 +108,19 @@ class Shard:
     ) -> tuple[PassState, ledger_lib.LedgerState]:
         """Begins the pass after one that is over, by the order that was made of it."""
         begun = self._begun(own.order_state, own.pass_index + 1, f"{self._called}{_PLACE}")
-        return begun, ledger_lib.close_pass(ledger, self.example_ids, num_dropped=self.num_dropped)
+        num_dropped = len(own.remaining)
+        return begun, ledger_lib.close_pass(ledger, self.example_ids, num_dropped=num_dropped)
 
     def cut(self, came: int) -> None:
         """The source has ended: of the open pass there are only the first examples, in order."""
-        self._came = came if came < len(self.example_ids) else None
+        whole = len(self.example_ids)
+        self._length = came if came < whole - self.num_dropped else whole
+        self.num_cut = came % self._whole if self._length < whole else 0
 
     def microbatches_left(self, own: PassState) -> int:
         """Microbatches left of this pass; the last may hold padding."""
-        left, size = len(own.queue) - own.head, self.microbatch_size
-        if self._came is not None:
-            left = int(np.sum(own.remaining < self._came))
-        return left // size if self._last == "drop" else -(-left // size)
+        left = self._length - self._length % self._whole - own.head
+        return -(-left // self.microbatch_size)
 
     def peek(self, own: PassState, count: int) -> np.ndarray:
         """i32[<= count, microbatch_size]: the next microbatches; the last may hold padding.
@@ -124,9 +129,7 @@ class Shard:
         """
         size = self.microbatch_size
         stop = own.head + min(count, self.microbatches_left(own)) * size
-        example_ids = own.queue[own.head : stop]
-        if self._came is not None:
-            example_ids = example_ids[example_ids < self._came]
+        example_ids = own.queue[own.head : min(stop, self._length)]
         microbatches = np.full((-(-len(example_ids) // size), size), PADDING, np.int32)
         microbatches.reshape(-1)[: len(example_ids)] = example_ids
         of_last = len(example_ids) % size

@@ -59,10 +59,16 @@ class StreamState(NamedTuple):
 class _Stream:
     """Shards, each of which some workers go through: all of them, or one."""
 
-    def __init__(self, shards: list[passes_lib.Shard], workers: list[np.ndarray]) -> None:
+    def __init__(
+        self,
+        shards: list[passes_lib.Shard],
+        workers: list[np.ndarray],
+        *,
+        ends_early: bool = False,
+    ) -> None:
         self._shards, self._workers = shards, workers  # of each shard, one after the other
         self._sizes, self._firsts = [len(some) for some in workers], [some[0] for some in workers]
-        self.num_workers = sum(self._sizes)
+        self.num_workers, self._ends_early = sum(self._sizes), ends_early
         self.shards = [shard.example_ids for shard in shards]
         self.num_examples = sum(map(len, self.shards))
         self.microbatch_size = shards[0].microbatch_size
@@ -74,9 +80,9 @@ class _Stream:
         return StreamState(passes, ledger_lib.init(self.num_examples), 0)
 
     def dropped(self, state: StreamState) -> int:
-        """Examples that finished passes have left out on purpose."""
-        pairs = zip(self._shards, state.passes, strict=True)
-        return sum(own.pass_index * shard.num_dropped for shard, own in pairs)
+        """Examples that passes have left out on purpose."""
+        seen = sum(own.pass_index * len(own.queue) + own.head for own in state.passes)
+        return seen - state.examples_processed + sum(shard.num_cut for shard in self._shards)
 
     def upcoming(
         self, state: StreamState, quotas: np.ndarray, workers: Sequence[int]
@@ -146,13 +152,15 @@ class _Stream:
             examples += len(processed)
             head = own.head + len(processed)
             own.queue[head : head + len(back)] = back
-            is_over = head == len(own.queue) - shard.num_dropped
-            if is_over and shard.num_dropped:  # the order has a place for them all the same
-                processed = np.concatenate([processed, own.queue[head:]])
-                signs = None if signs is None else np.pad(signs, (0, shard.num_dropped))
+            now = own._replace(head=head)
+            is_over = len(now.remaining) == shard.num_dropped
+            is_over |= self._ends_early and len(now.remaining) < taken.size
+            if is_over:  # the order has a place for what is dropped all the same
+                processed = np.concatenate([processed, now.remaining])
+                signs = None if signs is None else np.pad(signs, (0, len(now.remaining)))
             places = processed if shard.place_of is None else shard.place_of[processed]
             order_state = shard.place(own.order_state, places, signs)
-            passes[index] = own._replace(order_state=order_state, head=head)
+            passes[index] = now._replace(order_state=order_state)
             if is_over:
                 passes[index], ledger = shard.next_pass(passes[index], ledger)
         return StreamState(tuple(passes), ledger, examples)
@@ -228,6 +236,7 @@ class PrivateStream(_Stream):
         proportions: f64[W]: the shards' relative sizes (largest remainder); None = equal.
         parts: of the data, whose ids follow each other: the examples of each and the workers that
             divide it, or share it in its own order where examples come once; (): there is one.
+        of_round: not 0: a worker's pass ends where less is left of it than its last quota.
 
     Raises:
         ValueError: there are more workers than examples.
@@ -242,6 +251,7 @@ class PrivateStream(_Stream):
         proportions: Sequence[float] | None = None,
         parts: Sequence[tuple[int, np.ndarray]] = (),
         comes_once: bool = False,
+        of_round: int = 0,
         **of_pass: Any,
     ) -> None:
         weights = np.ones(num_workers) if proportions is None else np.asarray(proportions, float)
@@ -265,7 +275,7 @@ class PrivateStream(_Stream):
                 shards.append(passes_lib.Shard(example_ids=own, comes_once=comes_once, **of_shard))
             shares += [*np.resize(sizes, len(workers)) * len(groups) / len(workers)]
             of_shards, first = of_shards + groups, first + size
-        super().__init__(shards, of_shards)
+        super().__init__(shards, of_shards, ends_early=of_round > 0)
         self.shares = np.array(shares) / num_examples
 
     def epoch(self, state: StreamState) -> int:

@@ -15,7 +15,6 @@ from hetjax.cluster import emulate
 from hetjax.config import checks, groups, kinds
 from hetjax.config import experiment as config_lib
 from hetjax.inputs import refusals as inputs
-from hetjax.local import gradients
 from hetjax.local import rules as rules_lib
 from hetjax.processes import place
 
@@ -77,8 +76,7 @@ def described_rule(rule: rules_lib.LocalRule) -> dict[str, Any]:
     Of a rule that cannot be written down the name is `given: ` and where it is from.
     """
     rules_lib.check(rule)
-    named = {kinds.DEFAULT_RULE: gradients.gradient_sums}
-    return kinds.written(rule, "name", named)
+    return kinds.written(rule, "name", kinds.RULES)
 
 
 def _with_rule(
@@ -103,7 +101,8 @@ def _rule_of(fields: groups.RuleConfig) -> rules_lib.LocalRule | None:
     """The local rule that a configuration names; None: gradients are added up."""
     if fields.name == kinds.DEFAULT_RULE:
         return None
-    factory = kinds.imported("rule.name", fields.name, "local rule", "as rule=…")
+    path = kinds.RULES.get(fields.name, fields.name)
+    factory = kinds.imported("rule.name", path, "local rule", "as rule=…")
     rule = parts_lib.make(factory, dict(fields.arguments), "rule.arguments.")
     rules_lib.check(rule)
     return rule

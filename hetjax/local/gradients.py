@@ -39,6 +39,7 @@ def gradient_sums(
     metrics: Sequence[str] = (),
     weights_vary: bool = False,
     loss_divisor: int = 1,
+    sums_of: Callable[..., tuple] | None = None,
 ) -> rules.LocalRule:
     """Adds up `sum_i w_i * loss_i`, its gradient and `sum_i w_i` over the examples of a round.
 
@@ -53,6 +54,9 @@ def gradient_sums(
         loss_divisor: losses are divided by it before gradients are taken, and what is added up is
             multiplied by it, in float32 or wider. In float16 it is the size of a microbatch: a
             gradient is then as large as that of a mean, and overflows where that does.
+        sums_of: `(losses, params, size) -> (loss_sum, weight_sum, gradient's parts)` of a
+            microbatch of so many, as of `LocalRule.take`, where that is not the gradient of the
+            losses; None: it is.
     """
     names = tuple(sorted(metrics))
     own = loss_fn if isinstance(loss_fn, stateful.StatefulLoss) else None
@@ -78,6 +82,8 @@ def gradient_sums(
         rng: jax.Array,
     ) -> tuple[tuple, GradientSums]:
         losses = losses_of(microbatch, rng, shared.model_state)
+        if sums_of is not None:
+            return take(worker, sums, *sums_of(losses, shared.params, len(microbatch.example_ids)))
         if weights_vary:
             found, *grads = _both(losses, shared.params, loss_divisor)
             return take(worker, sums, *found, *((each,) for each in grads))
@@ -97,14 +103,14 @@ def gradient_sums(
         begin,
         add,
         finish,
-        losses=losses_of,
-        take=take,
+        losses=None if sums_of else losses_of,
+        take=None if sums_of else take,
         checked=lambda worker, sums: (sums.loss_sum, sums.weight_sum),
         loss_sum=lambda sums: sums.loss_sum,
         metrics=names,
         metric_sums=(lambda sums: sums.metric_sums) if names else None,
         weight_grads=(lambda sums: sums.weight_grad_sum) if weights_vary else None,
-        state_change=None if own is None else (lambda sums: sums.state_change),
+        state_change=None if own is None or sums_of else (lambda sums: sums.state_change),
         loss_divisor=loss_divisor,
     )
     # Of the loss, and of which keys it gets, a run is told apart from its rule.
@@ -197,7 +203,8 @@ def rule_of(
         ValueError: it drops metrics of the loss, or the gradient of its weights.
     """
     metrics, weights_vary, changes_state, loss_divisor = traced
-    if given is None and isinstance(loss_fn, batch_loss.BatchLoss):
+    alone = given is not None and given.of_examples
+    if (given is None or alone) and isinstance(loss_fn, batch_loss.BatchLoss):
         raise ValueError(
             "batch_loss: a step has one pass, and this loss needs two; take hetjax.fit or "
             "hetjax.Run"
@@ -210,13 +217,15 @@ def rule_of(
             weights_vary=weights_vary,
             loss_divisor=loss_divisor,
         )
+    if alone:
+        given = alone(loss_fn, per_example_rng=per_example_rng, metrics=metrics)
     rules.check_metrics(given, metrics)
     if changes_state and given.state_change is None:
         raise ValueError(
             "rule: loss_fn changes the model's state, and the rule's state_change is None; "
             "gradient_sums has one"
         )
-    if weights_vary and given.losses is not None and given.weight_grads is None:
+    if weights_vary and (alone or given.losses is not None) and given.weight_grads is None:
         raise ValueError(
             "rule: the weights of loss_fn depend on the parameters; take gradient_sums(loss_fn, "
             "weights_vary=True), or jax.lax.stop_gradient(weights)"

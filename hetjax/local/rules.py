@@ -106,6 +106,10 @@ class LocalRule(NamedTuple):
     loss_divisor: int = 1
     """What `losses` are divided by; `take` multiplies what it is given by it."""
 
+    of_examples: "Callable[..., LocalRule] | None" = None
+    """`(loss_fn, *, per_example_rng, metrics) -> LocalRule`: the same for the loss of the run, of
+    which it takes each example by itself. A loss whose examples see each other is refused."""
+
     made_by: Any = None
     """How it can be written down; None: it cannot."""
 

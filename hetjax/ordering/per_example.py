@@ -36,21 +36,31 @@ def _zeros(params: types.PyTree) -> jax.Array:
     return jnp.zeros(_num_params(params), _dtype(params))
 
 
+def each(losses: Callable, params: types.PyTree, size: int) -> tuple[jax.Array, Any, types.PyTree]:
+    """`(losses f[B], weights [B, ...], gradients [B, ...])` of a microbatch's examples, each alone.
+
+    The second is what `losses` gives of one as `weights.sum()`.
+    """
+
+    def of_one(params: types.PyTree, position: jax.Array) -> tuple[jax.Array, Any]:
+        values, weights = losses(params, position[None])
+        return values[0], weights.sum()
+
+    value_and_grad = functools.partial(jax.value_and_grad(of_one, has_aux=True), params)
+    (values, weights), grads = debugging.each(value_and_grad, jnp.arange(size))
+    return values, weights, grads
+
+
 def _gradients(
     losses: Callable, params: types.PyTree, size: int
 ) -> tuple[tuple[jax.Array, Any], types.PyTree, jax.Array, jax.Array]:
     """`((loss_sum, weight_sum), grad_sum, gradients f[B, d], is_apart bool[])` of a microbatch."""
-
-    def of_one(params: types.PyTree, position: jax.Array) -> tuple[jax.Array, Any]:
-        values, weights = losses(params, position[None])
-        return values[0], trees.first_row(weights)
-
-    value_and_grad = functools.partial(jax.value_and_grad(of_one, has_aux=True), params)
-    (values, weights), grads = debugging.each(value_and_grad, jnp.arange(size))
+    values, weights, grads = each(losses, params, size)
     grad_sum = jax.tree.map(lambda g: jnp.sum(g, axis=0), grads)
     gradients = jax.vmap(functools.partial(trees.to_vector, dtype=_dtype(params)))(grads)
     is_apart = _is_apart(losses, params, gradients)
-    return (jnp.sum(values), weights.sum()), grad_sum, gradients, is_apart
+    of_all = jnp.sum(values), jax.tree.map(functools.partial(jnp.sum, axis=0), weights)
+    return of_all, grad_sum, gradients, is_apart
 
 
 def _is_apart(losses: Callable, params: types.PyTree, gradients: jax.Array) -> jax.Array:

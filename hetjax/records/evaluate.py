@@ -18,7 +18,7 @@ from hetjax.losses import stateful
 MetricsFn = Callable[..., dict[str, Any]]
 """`(params, examples) -> {name: f32[B]}`, or of a model that keeps state `(params, state,
 examples)`, and what it names of `mask`, `frozen`, `values`; a value may be `(f32[B, ...], weights
-f32[B, ...])`, or a `hetjax.OfMeans` of such."""
+f32[B, ...])`, a `hetjax.OfMeans` of such, or a `hetjax.Collected` of arrays `[B, ...]`."""
 
 _BATCH_SIZE = 256
 _KEPT = 4  # functions whose programs are kept, with what these close over
@@ -61,7 +61,8 @@ def evaluate(
         source: as for `fit`; kept in the memory of `device` meanwhile.
         metrics_fn: `(params, examples) -> {name: f32[B]}`, numbers or truths, one an example; or
             `(values, weights)` for a name, two arrays of one shape [B, ...], such as one a token;
-            or a `hetjax.OfMeans` of such, for what follows from means, such as perplexity.
+            or a `hetjax.OfMeans` of such, for what follows from means, such as perplexity; or a
+            `hetjax.Collected` of arrays [B, ...], for what needs all examples at once, such as AUC.
             `hetjax.nnx_metrics` and `hetjax.linen_metrics` make one from a Flax model.
         model_state: of a model that keeps one, such as `fit(...).model_state`: `metrics_fn` is
             called with `(params, state, examples)` then.
@@ -175,7 +176,8 @@ class Evaluator:
 
         def sums(params: types.PyTree, microbatch: types.Microbatch, named: types.Named) -> Any:
             made = _sums(metrics_fn, params, microbatch, named)
-            self._zeros = jax.tree.map(lambda like: np.zeros(like.shape, like.dtype), made)
+            self._zeros = jax.tree.map(lambda like: np.zeros(like.shape, like.dtype), made[0])
+            self.names = sorted({**made[0], **made[1]})
             return made
 
         self._program = ""
@@ -183,7 +185,7 @@ class Evaluator:
             debugging.shapes(sums, params, first, named)
         else:  # by what is computed now: what the function reads from outside may have changed
             self._program = digests.of_programs((sums, (params, first, named)))
-        self._add, self.names = _adder(metrics_fn, program=self._program), sorted(self._zeros)
+        self._add = _adder(metrics_fn, program=self._program)
         if self._program:  # else there is nothing to compile
             placed = jax.device_put(params, device)
             jax.block_until_ready(self._add(placed, first, self._zeros, named))
@@ -197,67 +199,78 @@ class Evaluator:
         return found
 
     def __call__(self, params: types.PyTree, values: types.PyTree = ()) -> dict[str, float]:
-        """Returns `{name: mean, or function of means}`; `params` without worker axis, and `values`
-        that the metrics may ask for."""
+        """Returns `{name: mean, or function of means or of what was collected}`.
+
+        `params` have no worker axis; `values` are those that the metrics may ask for.
+        """
         named = self._named._replace(values=values or self._named.values)
         self._feed.compare(self._num_done)
         self._num_done += 1
-        totals = self._zeros
+        totals, collected = self._zeros, []
         for index, row in enumerate(self._rows):
             self._on_batch()
             if self._feed.reads_ahead:
                 ahead = self._rows[index : index + 2]
                 self._feed.read_ahead(ahead, np.zeros(len(ahead), int))
-            totals = self._add(params, self._feed.load(0, row), totals, named)
-        found: dict[str, float] = {}
+            totals, arrays = self._add(params, self._feed.load(0, row), totals, named)
+            collected.append(jax.tree.map(lambda a, row=row: np.asarray(a)[row >= 0], arrays))
+        found: dict[str, Any] = jax.tree.map(lambda *of: np.concatenate(of), *collected)
         for name, pairs in jax.device_get(totals).items():
-            means = [float(total / count) if count else np.nan for total, count in pairs]
-            function = self._functions.get(name)
-            found[name] = means[0] if function is None else _of_means(name, function, means)
-        return found
+            found[name] = [float(total / count) if count else np.nan for total, count in pairs]
+        return {name: self._told(name, *found[name]) for name in self.names}
+
+    def _told(self, name: str, *given: Any) -> float:
+        if (function := self._functions.get(name)) is None:
+            return given[0]
+        made = parts.array_of(function(*given))
+        if made.shape == () and made.dtype.kind in "fiub":
+            return float(made)
+        raise ValueError(
+            f"metrics_fn: the function of {name!r}, {parts.path_of(function)}, returned "
+            f"{parts.shown(made)} for {', '.join(map(parts.shown, given))}; it must return one "
+            "number"
+        )
 
 
-def _of_means(name: str, function: Callable[..., float], means: list[float]) -> float:
-    made = parts.array_of(function(*means))
-    if made.shape == () and made.dtype.kind in "fiub":
-        return float(made)
-    raise ValueError(
-        f"metrics_fn: the function of OfMeans in {name!r}, {parts.path_of(function)}, returned "
-        f"{parts.shown(made)} for {means}; it must return one number"
-    )
+def _measured(
+    metrics_fn: MetricsFn, params: types.PyTree, microbatch: types.Microbatch, named: types.Named
+) -> dict[str, Any]:
+    with named_lib.scope(named, mask=microbatch.example_mask):
+        return named_lib.giving(metrics_fn, 2)(params, microbatch.examples)
 
 
 def _sums(
-    metrics_fn: MetricsFn,
-    params: types.PyTree,
-    microbatch: types.Microbatch,
-    named: types.Named,
-) -> dict[str, list[tuple[jax.Array, jax.Array]]]:
-    """`(sum of weight * value, sum of weights)` of each part of a metric in a microbatch."""
+    metrics_fn: MetricsFn, *of_microbatch: Any
+) -> tuple[dict[str, list[tuple[jax.Array, jax.Array]]], dict[str, tuple[jax.Array, ...]]]:
+    """Of a microbatch `(sum of weight * value, sum of weights)` of each part of a metric, and the
+    arrays that are collected."""
+    mask = of_microbatch[1].example_mask
 
     def pair(value: Any) -> tuple[jax.Array, jax.Array]:
         values, weights = value if isinstance(value, tuple) else (value, None)
         wide = trees.wider(values.dtype, jnp.result_type(float))
-        totals = losses_lib.weigh(values.astype(wide), weights, microbatch.example_mask)
+        totals = losses_lib.weigh(values.astype(wide), weights, mask)
         return jnp.sum(totals[0]), jnp.sum(totals[1])
 
-    with named_lib.scope(named, mask=microbatch.example_mask):
-        found = named_lib.giving(metrics_fn, 2)(params, microbatch.examples)
-    return {name: [pair(part) for part in _parts(value)] for name, value in found.items()}
+    found = _measured(metrics_fn, *of_microbatch)
+    collected = {n: value.parts for n, value in found.items() if isinstance(value, types.Collected)}
+    means = {name: found[name] for name in found if name not in collected}
+    return {name: [pair(part) for part in _parts(v)] for name, v in means.items()}, collected
 
 
 def _parts(value: Any) -> tuple[Any, ...]:
-    """What the means are taken of."""
-    return value.parts if isinstance(value, types.OfMeans) else (value,)
+    """What the means are taken of, or what is collected."""
+    return value.parts if isinstance(value, types.OfParts) else (value,)
 
 
 @_once_a_function
 def _adder(metrics_fn: MetricsFn, program: str) -> Callable[..., Any]:
-    """`(params, microbatch, totals) -> totals`, jitted; the same for the same function, while it
-    computes the same, of which `program` is a digest."""
+    """`(params, microbatch, totals) -> (totals, collected)`, jitted; the same for the same
+    function, while it computes the same, of which `program` is a digest."""
 
     def add(params: Any, microbatch: types.Microbatch, totals: Any, named: types.Named) -> Any:
-        return jax.tree.map(jnp.add, totals, _sums(metrics_fn, params, microbatch, named))
+        found, collected = _sums(metrics_fn, params, microbatch, named)
+        return jax.tree.map(jnp.add, totals, found), collected
 
     return jax.jit(add)
 
@@ -265,16 +278,13 @@ def _adder(metrics_fn: MetricsFn, program: str) -> Callable[..., Any]:
 def _check_metrics(
     metrics_fn: MetricsFn, params: types.PyTree, first: types.Microbatch, named: types.Named
 ) -> dict[str, Callable[..., float]]:
-    """Refuses what no mean can be taken of; the functions of those metrics that are of means."""
+    """Refuses what no mean can be taken of; the functions of those metrics that are of parts."""
     _check_function(metrics_fn, "params", "examples")
     batch_size = jax.tree.leaves(first.examples)[0].shape[0]
 
-    def called(params: types.PyTree, first: types.Microbatch, named: types.Named) -> Any:
-        with named_lib.scope(named, mask=first.example_mask):
-            return named_lib.giving(metrics_fn, 2)(params, first.examples)
-
+    measured = functools.partial(_measured, metrics_fn)
     try:
-        program, values = debugging.program(called, params, first, named)
+        program, values = debugging.program(measured, params, first, named)
     except TypeError as error:
         if "not callable" not in str(error):
             raise
@@ -289,8 +299,14 @@ def _check_metrics(
         )
     for name, value in values.items():
         for part in _parts(value):
-            losses_lib.check_metric("metrics_fn", name, part, (batch_size,))
-    return {name: v.function for name, v in values.items() if isinstance(v, types.OfMeans)}
+            if not isinstance(value, types.Collected):
+                losses_lib.check_metric("metrics_fn", name, part, (batch_size,))
+            elif getattr(part, "shape", ())[:1] != (batch_size,):
+                raise ValueError(
+                    f"metrics_fn returned a Collected {name!r} of {parts.shown(part)}; allowed are "
+                    f"arrays [{batch_size}, …], a row an example"
+                )
+    return {name: v.function for name, v in values.items() if isinstance(v, types.OfParts)}
 
 
 _MADE_BY = "hetjax.nnx_metrics(model, …) and hetjax.linen_metrics(…) make one of a Flax model"

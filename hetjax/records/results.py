@@ -76,8 +76,11 @@ class FitResult(SavedRun):
     """What `fit` returns."""
 
     state: types.TrainState
-    """Of all workers, leaves `[num_workers, ...]`; `fit(..., init_state=…)` goes on from it. Row 0
-    is `jax.tree.map(lambda leaf: leaf[0], result.state)`."""
+    """Of all workers: every leaf has a worker axis in front, `[num_workers, ...]`, unlike `params`.
+    `fit(..., init_state=…)` goes on from it as it is. `jax.tree.map(lambda leaf: leaf[0],
+    result.state.opt_state)` takes the axis off: rows are equal unless the reducer gossips, but for
+    `memory` and `worker`, which are each worker's own. In several processes an array reaches over
+    all of them, and `leaf.addressable_data(0)[0]` is the row of this one's first worker."""
     learned: dict[str, Any] = dataclasses.field(default_factory=dict, kw_only=True)
     """What the quota policy knows; `fit(..., init_state=result)` goes on with it."""
 
@@ -179,13 +182,9 @@ def summary_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
             rows.append(("exact optimum", f"{optimal * 1e3:.2f} ms: {share:.1%} of it reached"))
             rows.append(("equal split", f"{equal * 1e3:.2f} ms: {equal / mean:.2f}x as long"))
         rows.append(("waiting", f"{summary['waiting_fraction']:.1%} of the workers' time"))
-    rows.append(
-        (
-            "examples",
-            f"{summary['examples_processed']} processed, {summary['examples_missing']} missing, "
-            f"{summary['examples_duplicated']} duplicated",
-        )
-    )
+    kinds = ("processed", "missing", "duplicated", "dropped")
+    counts = [(summary.get(f"examples_{kind}"), kind) for kind in kinds]
+    rows.append(("examples", ", ".join(f"{n} {kind}" for n, kind in counts if n is not None)))
     return [*rows, *(("note", text) for text in _notes(summary))]
 
 

@@ -80,8 +80,11 @@ def build(
     rule, observer = tried.rule, tried.observer
 
     # What the rounds are made of.
+    last = _last_of_pass(config, loss_fn, changes_state=tried.changes_state)
+    stream = feeding.make_stream(config, own, where, chosen, last=last)
+    rounds = programs.rounds_of(config, stream.examples_per_epoch)
     methods = setup_lib.Methods(
-        policy=policies.of_epochs(chosen.quota, programs.rounds_of(config, own.num_examples)),
+        policy=policies.of_epochs(chosen.quota, rounds),
         order=chosen.ordering,
         observer=observer,
         reducer=chosen.reducer.for_run(topology.RunFacts(num_workers, config.seed, solved)),
@@ -89,8 +92,6 @@ def build(
     )
     cluster, emulated = make_cluster(config), bool(config.cluster.secs_per_microbatch)
     clock = _make_clock(config, chosen.gate, cluster if emulated else None)
-    last = _last_of_pass(config, loss_fn, changes_state=tried.changes_state)
-    stream = feeding.make_stream(config, own, where, chosen, last=last)
     feed = feeding.make_feed(config, own, where, progress=begins.shown)
     meeting = meeting or _meet(where, chosen.reducer)
     gather = _make_gathering(meeting, config, observer, [rule, *more_rules.values()])
@@ -117,11 +118,11 @@ def build(
         stream,
         feed,
         company,
-        _programs(maker, rule, observer, optimizer, more_rules, tried.passes),
+        _programs(maker, tried, optimizer, more_rules),
         _begun(maker, optimizer, rule),
         by_name,
         notes=tuple(getattr(source, "notes", ())),
-        looks_at=(source, first) if tried.looks else None,
+        looks_at=None if tried.looks is None else (source, first),
     )
 
 
@@ -149,13 +150,12 @@ def _begun(
 
 def _programs(
     maker: programs.Maker,
-    rule: rules.LocalRule,
-    observer: ordering.Observer | None,
+    tried: "_Tried",
     optimizer: optax.GradientTransformation | None,
     more_rules: Mapping[str, rules.LocalRule],
-    passes: embeddings.Passes | None,
 ) -> setup_lib.Kinds:
     """Of all kinds of rounds."""
+    _, passes, rule, observer, looks = tried
     _check_more(more_rules, observer)
     main = maker.make(rule, observer, optimizer, one_pass=passes is None)
     more = {kind: maker.make(each, kind=kind) for kind, each in more_rules.items()}
@@ -164,6 +164,7 @@ def _programs(
         {setup_lib.MAIN: main} | more,
         unsigned=maker.make(rule, None, optimizer) if has_unsigned else None,
         embedding=None if passes is None else setup_lib.Embedding(passes, maker.make(passes.first)),
+        plain=None if looks in (None, rule) else maker.make(looks),
     )
 
 
@@ -174,7 +175,7 @@ class _Tried(NamedTuple):
     passes: embeddings.Passes | None  # of a loss over a whole round
     rule: rules.LocalRule
     observer: ordering.Observer | None
-    looks: bool  # whether its examples are apart is to be looked at
+    looks: rules.LocalRule | None  # whose sums are to show that its examples are apart
 
 
 def _try(
@@ -200,7 +201,8 @@ def _try(
         rule_identity.check(
             rule, loss_fn, params, first, optimizer, per_example_rng=per_example_rng
         )
-        rule = gradients.rule_of(rule, loss_fn, traced, per_example_rng=per_example_rng)
+        of_loss, alone = (loss_fn, traced), rule is not None and rule.of_examples is not None
+        rule = gradients.rule_of(rule, *of_loss, per_example_rng=per_example_rng)
         observer = order.make(
             chosen.ordering,
             programs.sizes(config),
@@ -211,11 +213,13 @@ def _try(
             leads=leads,
             changes_state=traced.changes_state,
         )
-    is_meant = traced.changes_state or config.loss_over == "microbatch" or passes is not None
+    is_meant = config.loss_over == "microbatch" and not alone
+    is_meant = traced.changes_state or is_meant or passes is not None
     is_apart = losses_lib.is_apart(loss_fn) or config.microbatch_size == 1
     compares = observer is not None and observer.compares
     looks = not (is_meant or is_apart or compares) and parts_lib.is_ours(rule)
-    return _Tried(traced.changes_state, passes, rule, observer, looks)
+    seen = gradients.rule_of(None, *of_loss, per_example_rng=per_example_rng) if alone else rule
+    return _Tried(traced.changes_state, passes, rule, observer, seen if looks else None)
 
 
 def _meet(where: mesh_lib.Placement, reducer: topology.Reducer) -> meeting_lib.Meeting:

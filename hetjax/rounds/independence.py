@@ -23,6 +23,7 @@ from hetjax.rounds import setup as setup_lib
 _SLOW_SECS = 1.0  # above which a user is told how long the check took
 _RTOL, _ATOL = 1e-3, 1e-5  # the second over the norm of the whole gradient
 _LARGE_BYTES = 64 << 20  # of a model of which a microbatch takes long
+_ALONE = "rule: it takes each example by itself", "hetjax.per_example"
 _SAMPLE = 1024  # examples among which the rare ones are looked for
 _MOST_NUMBERS = 4096  # of a leaf that may tell how long an example is
 
@@ -48,10 +49,13 @@ def check(
         shared, kept: what the workers are given, and what they keep.
 
     Raises:
-        ValueError: the examples see each other, and `loss_over='example'`.
+        ValueError: the examples see each other, and `loss_over='example'`, or the rule takes each
+            by itself.
     """
     if setup.looks_at is None:
         return
+    own, is_needed = setup.programs.plain or own, setup.programs.plain is not None
+    why, way = _ALONE if is_needed else ("loss_over='example'", "loss_over='microbatch'")
     began, where = time.perf_counter(), setup.where
     rows = mesh_lib.add_worker_axis(moved(mesh_lib.own_row(shared.params)), where.num_rows)
     points = mesh_lib.place(rows, where.mesh), shared.params
@@ -77,15 +81,15 @@ def check(
         seen = _difference(*(added_up(each, points[index % 2]) for each in beside)) or seen
     secs = time.perf_counter() - began
     if secs > _SLOW_SECS and where.leads:
-        messages.say(f"the check of the loss took {secs:.1f} s; loss_over='microbatch' has none")
+        messages.say(f"the check of the loss took {secs:.1f} s; {way} has none")
     size = setup.config.microbatch_size
     told = (
         f"the examples of a microbatch see each other, and none outside: {seen}. "
         "hetjax.batch_loss compares those of a round. "
         f"Not meant? Shapes [{size}, 1] and [{size}] together are [{size}, {size}]"
     )
-    if seen and setup.config.loss_over == "example":
-        raise ValueError(f"loss_over='example': {told}")
+    if seen and (is_needed or setup.config.loss_over == "example"):
+        raise ValueError(f"{why}: {told}")
     if seen and where.leads:
         messages.say(f"{told}. loss_over='microbatch' allows it")
 

@@ -91,6 +91,7 @@ class Kinds:
     of_kind: dict[str, Programs]
     unsigned: Programs | None  # of the main kind, in passes that need no signs
     embedding: Embedding | None
+    plain: Programs | None = None  # gradients, by which examples are seen to be apart; or main's
 
     @property
     def main(self) -> Programs:
@@ -108,7 +109,7 @@ class Kinds:
     def close(self) -> None:
         """Frees threads."""
         first = self.embedding and self.embedding.programs
-        for programs in filter(None, (*self.of_kind.values(), self.unsigned, first)):
+        for programs in filter(None, (*self.of_kind.values(), self.unsigned, first, self.plain)):
             programs.local.close()
 
 

@@ -60,5 +60,7 @@ def make_optimizer(
             trace = [optax.trace(momentum, nesterov=optimizer.nesterov)] if momentum else []
             links += [*decay, *trace]
     rounds_per_epoch = num_examples / (config.budget * config.microbatch_size)
+    if config.data.last_round == "drop" and config.data.sharing == "shared":
+        rounds_per_epoch //= 1
     schedule = make_schedule(optimizer, epochs=config.epochs, rounds_per_epoch=rounds_per_epoch)
     return optax.chain(*links, schedules.scale_by_progress(schedule))

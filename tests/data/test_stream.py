@@ -25,14 +25,16 @@ class SlowPass:
         self.name, self.examples, self.seed = name, list(examples), seed
         self.index, self.placed = 0, []
         self.order = np.random.default_rng((*seed, 0)).permutation(len(examples)).tolist()
-        self.remaining = self.ordered
+        self.remaining, self.num_dropped, self.dropped = self.ordered, 0, 0
+        self.ends_early = False
 
     @property
     def ordered(self):
         return [self.examples[position] for position in self.order]
 
     def peek(self, count, size):
-        examples = self.remaining[: count * size]
+        kept = len(self.remaining) - self.num_dropped
+        examples = self.remaining[: min(count * size, kept)]
         rows = [examples[start : start + size] for start in range(0, len(examples), size)]
         return [row + [-1] * (size - len(row)) for row in rows]
 
@@ -42,8 +44,12 @@ class SlowPass:
         self.placed += zip(
             [self.examples.index(example) for example in processed], signs, strict=True
         )
-        if self.remaining:
+        rest = len(self.remaining)
+        is_short = self.ends_early and rest < taken * size
+        if rest > self.num_dropped and not is_short:
             return False
+        self.placed += [(self.examples.index(example), 0) for example in self.remaining]
+        self.dropped += rest
         self.index += 1
         self.order, self.placed = self.next_order(), []
         self.remaining = self.ordered
@@ -61,12 +67,16 @@ class SlowPass:
 class SlowStream:
     """What a stream does, in lists."""
 
-    def __init__(self, name, shards, num_workers, size, seed, *, shared):
+    def __init__(self, name, shards, num_workers, size, seed, *, shared, of_round):
         self.num_workers, self.size, self.shared = num_workers, size, shared
         seeds = [(seed,)] if shared else [(seed, worker) for worker in range(num_workers)]
         self.passes = [SlowPass(name, s, own) for s, own in zip(shards, seeds, strict=True)]
         self.num_examples = sum(len(shard) for shard in shards)
+        for own in self.passes if of_round else ():
+            own.ends_early = not shared
+            own.num_dropped = len(own.examples) % (size * of_round) if shared else 0
         self.counts = dict.fromkeys(range(self.num_examples), 0)
+        self.told = {}
         self.ever, self.missing, self.duplicated, self.processed = set(), 0, 0, 0
 
     @property
@@ -76,7 +86,7 @@ class SlowStream:
         return self.processed // self.num_examples
 
     def left(self):
-        return [-(-len(own.remaining) // self.size) for own in self.passes]
+        return [-(-(len(own.remaining) - own.num_dropped) // self.size) for own in self.passes]
 
     def total(self, budget, gated):
         if not self.shared:
@@ -151,6 +161,8 @@ class SlowStream:
                 self.ever.add(example)
             self.processed += len(processed)
             if own.commit(taken, processed, returned, of_processed, self.size):
+                self.missing -= own.dropped - self.told.get(own, 0)
+                self.told[own] = own.dropped
                 for example in own.examples:
                     self.missing += self.counts[example] == 0
                     self.duplicated += max(self.counts[example] - 1, 0)
@@ -171,6 +183,7 @@ def assert_equal_streams(stream, state, slow):
     assert ledger.duplicated(state.ledger) == slow.duplicated + open_pass
     assert ledger.never_processed(state.ledger) == slow.num_examples - len(slow.ever)
     assert state.examples_processed == slow.processed
+    assert stream.dropped(state) == sum(own.dropped for own in slow.passes)
     assert stream.epoch(state) == slow.epoch
 
 
@@ -187,11 +200,18 @@ def drawn_quotas(rng, total, present):
     size=st.sampled_from([2, 4, 6]),
     name=st.sampled_from(ORDERINGS),
     gated=st.booleans(),
+    drops=st.booleans(),
     seed=st.integers(0, 10**6),
 )
-def test_a_stream_does_what_lists_do(shared, num_examples, num_workers, size, name, gated, seed):
+def test_a_stream_does_what_lists_do(
+    shared, num_examples, num_workers, size, name, gated, drops, seed
+):
     """Random quotas, workers that are absent, work that returns; saved and taken up in between."""
     rng = np.random.default_rng(seed)
+    budget = int(rng.integers(num_workers, 4 * num_workers + 1))
+    if drops and shared:
+        budget = min(budget, num_examples // size)
+    of_round = budget if drops else 0
     kind = stream_lib.SharedStream if shared else stream_lib.PrivateStream
     stream = kind(
         num_examples,
@@ -199,12 +219,12 @@ def test_a_stream_does_what_lists_do(shared, num_examples, num_workers, size, na
         microbatch_size=size,
         ordering=test_orders.METHODS[name](),
         seed=seed,
+        of_round=of_round,
     )
     shards = [shard.tolist() for shard in stream.shards]
-    slow = SlowStream(name, shards, num_workers, size, seed, shared=shared)
+    slow = SlowStream(name, shards, num_workers, size, seed, shared=shared, of_round=of_round)
     state = stream.init()
     shapes = jax.tree.map(np.shape, state)
-    budget = int(rng.integers(num_workers, 4 * num_workers + 1))
     for _ in range(12):
         assert_equal_streams(stream, state, slow)
         present = rng.random(num_workers) < 0.9

@@ -162,3 +162,82 @@ def test_a_metric_of_means_is_the_function_of_the_means_over_the_whole_set(float
     assert found["value"] == pytest.approx(mean, rel=1e-12)
     weighted = (data["w"] * data["x"] ** 2).sum() / data["w"].sum()
     assert found["ratio"] == pytest.approx(mean / weighted, rel=1e-12)
+
+
+def auc(scores, truths):
+    """By ranks, ties sharing theirs; of one class alone it is not defined."""
+    _, places, counts = np.unique(scores, return_inverse=True, return_counts=True)
+    ranks = (np.cumsum(counts) - (counts - 1) / 2)[places]
+    positives, negatives = truths.sum(), (~truths).sum()
+    return (ranks[truths].sum() - positives * (positives + 1) / 2) / (positives * negatives)
+
+
+def auc_slowly(scores, truths):
+    """The share of pairs, one of each class, in the right order; a tie is half a pair."""
+    differences = np.subtract.outer(scores[truths], scores[~truths])
+    return np.mean((differences > 0) + 0.5 * (differences == 0))
+
+
+@pytest.mark.parametrize("num_examples", [37, 256, 301])
+@pytest.mark.parametrize(
+    "how",
+    [
+        {},
+        {"workers": 1},
+        {"workers": 4, "data": {"feed": "streamed"}},
+        {"workers": 3, "local": "virtual", "ema": 0.5},
+        {"workers": 2, "debug": True},
+    ],
+    ids=str,
+)
+def test_what_is_collected_is_all_of_the_set_in_its_order(how, num_examples, float64):
+    """AUC is no mean of the batches' AUC, and padding would count among its pairs."""
+    data, params = problems.classification(num_examples), problems.initial_weights()
+    handed = []
+
+    def keep(rows, truths):
+        handed.append((rows, truths))
+        return len(rows)
+
+    def metrics_fn(params, batch):
+        scores = jnp.round(batch["x"] @ params, 1)[:, 0]  # with ties
+        truths = batch["y"] == 0
+        kept = hetjax.Collected(keep, batch["x"].astype(jnp.bfloat16), truths)
+        made = {"auc": hetjax.Collected(auc, scores, truths), "kept": kept}
+        return {**made, "loss": scores**2, "other": hetjax.OfMeans(float, scores)}
+
+    if how:
+        fields = {"microbatch_size": 4, "budget": 4, "epochs": 1, "progress": False, **how}
+        given = {"eval_source": data, "metrics_fn": metrics_fn, "best_by": "auc"}
+        train, step = problems.classification(32), optax.sgd(0.0)
+        result = hetjax.fit(problems.softmax_loss, params, step, train, **given, **fields)
+        found = {name: result.summary[f"test_{name}"] for name in ("auc", "kept", "other")}
+        assert result.summary["best_test_auc"] == found["auc"]
+    else:
+        found = hetjax.evaluate(params, data, metrics_fn)
+    scores, truths = np.round(data["x"] @ params, 1)[:, 0], data["y"] == 0
+    exact = 1e-8 if how else 1e-12  # a summary has 9 digits
+    assert found["auc"] == pytest.approx(auc_slowly(scores, truths), rel=exact)
+    assert found["other"] == pytest.approx(scores.mean(), rel=exact)
+    assert found["kept"] == num_examples
+    for rows, classes in handed:
+        np.testing.assert_array_equal(rows, data["x"].astype(rows.dtype))
+        np.testing.assert_array_equal(classes, truths)
+        assert rows.dtype == jnp.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        (lambda x: hetjax.Collected(len, x.mean()), r"Collected 'a' of float32\[\]; .*\[61, …\]"),
+        (lambda x: hetjax.Collected(len, (x, x)), r"Collected 'a' of \(.*; .*\[61, …\]"),
+        (
+            lambda x: hetjax.Collected(np.sort, x[:, 0]),
+            r"'a', numpy:sort, .*float32\[61\].*one num",
+        ),
+    ],
+)
+def test_what_cannot_be_collected_is_refused(made, message):
+    data, params = problems.classification(61, np.float32), problems.initial_weights(np.float32)
+    with pytest.raises(ValueError, match=message):
+        hetjax.evaluate(params, data, lambda params, batch: {"a": made(batch["x"])})

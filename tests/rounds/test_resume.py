@@ -36,6 +36,8 @@ CASES = {
         "local": "virtual",
     },
     "private": {"data": {"sharing": "private"}, "local": "fused"},
+    "full rounds": {"data": {"last_round": "drop"}, "ordering": {"method": "grab"}, "budget": 9},
+    "full private": {"data": {"last_round": "drop", "sharing": "private"}, "local": "virtual"},
 }
 
 

@@ -135,7 +135,7 @@ def test_further_rules_are_recorded_by_name():
     [
         (
             {"name": "local_sgd"},
-            r"rule\.name: got 'local_sgd', must be 'gradient_sums', or 'module:function'",
+            r"rule\.name: got 'local_sgd', must be one of gradient_sums, .*, or 'module:function'",
         ),
         (
             {"arguments": {"rate": 1}},

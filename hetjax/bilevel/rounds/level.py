@@ -185,6 +185,7 @@ class Level:
             "examples_missing": ledger.missing(own.ledger),
             "examples_duplicated": ledger.duplicated(own.ledger),
             "examples_never_processed": ledger.never_processed(own.ledger),
+            "examples_dropped": self.run.setup.stream.dropped(own),
             "examples_revisited": int(state.revisits.sum()),
         }
 

@@ -162,7 +162,7 @@ def _check_gate(made: Mapping[str, level.Level]) -> None:
     if not setups[0].methods.gate.closes or setups[0].config.data.sharing != "shared":
         return
     if all(
-        each.config.budget * each.config.microbatch_size >= each.stream.num_examples
+        each.config.budget * each.config.microbatch_size >= each.stream.examples_per_epoch
         for each in setups
     ):
         raise ValueError(
