@@ -53,7 +53,6 @@ def make(
     params: types.PyTree,
     optimizer: optax.GradientTransformation | None,
     source: Any,
-    *,
     config: config_lib.ExperimentConfig,
     rule: rules.LocalRule,
     per_example_rng: bool,

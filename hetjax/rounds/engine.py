@@ -52,6 +52,8 @@ class Engine:
         ValueError: what was given cannot be run; said before anything is computed.
     """
 
+    _end = ""  # a process's part of the data, within an epoch; what is to tell
+
     def __init__(
         self,
         loss_fn: losses_lib.LossFn,
@@ -88,7 +90,7 @@ class Engine:
         if several:
             alike = owned.alike(source, self.config.data.sharing)
             gathering.check_same_run(self.recorded, examples=alike, versions=arguments.versions())
-        self._end = ""  # a process's part of the data, within an epoch; what is to tell
+        board = board_lib.Board("solutions") if several else None
         self.setup: setup_lib.Setup = build.build(
             loss_fn,
             point,
@@ -101,11 +103,7 @@ class Engine:
             rule=given.rule,
             more_rules=rules or {},
             beacons=self.beacons,
-            solved=solutions.Solutions(
-                leads=board_lib.is_first(),
-                board=board_lib.Board("solutions") if several else None,
-                kept=solved,
-            ),
+            solved=solutions.Solutions(leads=board_lib.is_first(), board=board, kept=solved),
             begins=self.begins,
             by_name=by_name or named_lib.Beside(named_lib.current().frozen),
             meeting=None if beside is None else beside.setup.company.meeting,
@@ -138,11 +136,9 @@ class Engine:
     @functools.cached_property
     def digests(self) -> dict[str, Any]:
         """Of what the rounds depend on beside the configuration, by name; JSON values."""
-        how = self.setup.per_example_rng
-        main, by_name = self.setup.programs.main, self.setup.by_name
-        of_run: dict[str, Any] = {"rule": main.rule, "per_example_rng": how, "by_name": by_name}
-        made = fingerprint.make(*self._given, config=self.config, **of_run)
-        own = self.setup.feed.own
+        setup, own = self.setup, self.setup.feed.own
+        more = setup.programs.main.rule, setup.per_example_rng, setup.by_name
+        made = fingerprint.make(*self._given, self.config, *more)
         return made if own.part is None else fingerprint.of_parts(made, own)
 
     def __enter__(self) -> Self:
