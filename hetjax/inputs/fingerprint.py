@@ -98,7 +98,9 @@ def make(
 
 
 def of_parts(digests: dict[str, Any], own: owned.Owned) -> dict[str, Any]:
-    """The digests of a run whose processes have parts of their own; they call it together."""
+    """The digests of a run; where processes have parts of their own they call it together."""
+    if own.part is None:
+        return digests
     sizes = f"{len(own.sizes)} processes' {' + '.join(map(str, own.sizes))}"
     return digests | {"examples": sizes, "values": own.tell(digests["values"])}
 

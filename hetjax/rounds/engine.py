@@ -44,7 +44,7 @@ class Engine:
         solved: numbers that the run solved before it was interrupted, by problem.
         begins: told what goes on before the first round.
         beside: another engine, whose rounds take turns with this one's on the same workers.
-        by_name: what the loss may ask for; None: what the scope has that it is made in.
+        by_name: what the loss may ask for; None: what the scope has.
         optimizer: of a `Run`, whose rounds update.
         **fields: fields of the configuration, groups as dicts; parts as objects, names or dicts.
 
@@ -130,16 +130,16 @@ class Engine:
         is_alone = setup.company.meeting.alone
         self.waiting: Any = contextlib.nullcontext() if is_alone else waits.Wait("synchronise")
         """Around the synchronisation, which waits for other processes."""
+        # Around what all processes do together.
         self.together = contextlib.nullcontext if is_alone else watch.taking_part
-        """Around what all processes do together."""
 
     @functools.cached_property
     def digests(self) -> dict[str, Any]:
         """Of what the rounds depend on beside the configuration, by name; JSON values."""
-        setup, own = self.setup, self.setup.feed.own
+        setup = self.setup
         more = setup.programs.main.rule, setup.per_example_rng, setup.by_name
         made = fingerprint.make(*self._given, self.config, *more)
-        return made if own.part is None else fingerprint.of_parts(made, own)
+        return fingerprint.of_parts(made, setup.feed.own)
 
     def __enter__(self) -> Self:
         return self
@@ -175,9 +175,8 @@ class Engine:
 
     def is_end_of_trace(self, state: RoundsState | RunState) -> bool:
         """Whether the trace that is replayed has no more rounds."""
-        return self.setup.speeds.trace is not None and state.rounds_done >= len(
-            self.setup.speeds.trace
-        )
+        trace = self.setup.speeds.trace
+        return trace is not None and state.rounds_done >= len(trace)
 
     def end_of_source(self, state: RoundsState | RunState) -> str:
         """Where an iterable has ended within an epoch, and all that came is done: what to tell."""

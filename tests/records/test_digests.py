@@ -14,6 +14,7 @@ import hetjax
 from hetjax import digests
 from hetjax.inputs import fingerprint
 from hetjax.local import gradients
+from hetjax.losses import named
 
 DATA = {"x": np.ones((8, 3), np.float32)}
 WEIGHTS = np.ones(3, np.float32)
@@ -191,7 +192,9 @@ def made(given):
         rule=types.SimpleNamespace(name="mine" if rule else "gradient_sums"),
     )
     rule = rule or gradients.gradient_sums(given["loss_fn"])
-    return fingerprint.make(source=source, config=config, rule=rule, per_example_rng=False, **given)
+    by_name = named.Beside(named.frozen_of(given["loss_fn"], ()))
+    of_run = {"config": config, "rule": rule, "per_example_rng": False, "by_name": by_name}
+    return fingerprint.make(source=source, **of_run, **given)
 
 
 @pytest.mark.parametrize("way", WAYS)
