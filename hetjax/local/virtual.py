@@ -85,7 +85,8 @@ class Virtual:
             self._keys = rngs, jnp.stack(rngs)
         signs: list[Any] = []
         meanwhile()
-        warm_up = round_index is None  # a second position too, so that it is compiled
+        # A second position too, where that is another program, so that it is compiled.
+        warm_up = round_index is None and self._same_evidence
         for position in range(int(limits.max()) + warm_up):
             active = position < limits
             shape = (self._num_workers, assigned.example_ids.shape[1])

@@ -41,7 +41,7 @@ def check(
 
     A worker has four: two drawn over the data, two of its rare examples; each second one at the
     parameters as they are, the others where these were moved at random. Of a large model the first
-    worker alone looks, at two.
+    worker alone looks, at one of the last.
 
     Args:
         setup: of the run.
@@ -62,9 +62,9 @@ def check(
     keys = stepped.PassKeys(setup.rng, where.devices, where.own)
     feed, drawn = _drawn(setup, *setup.looks_at)
     starts = np.arange(len(where.devices) + 1)
-    held = jax.tree.leaves((setup.begun.params, setup.by_name.frozen))
-    if sum(leaf.nbytes for leaf in held) > _LARGE_BYTES * len(where.devices):
-        starts, drawn = starts.clip(max=1), drawn[1:3, :1]
+    sizes = [sum(x.nbytes for x in jax.tree.leaves(tree)) for tree in (rows, setup.by_name.frozen)]
+    if sizes[0] / where.num_rows + sizes[1] > _LARGE_BYTES:
+        starts, drawn = starts.clip(max=1), drawn[2:3, :1]
 
     def added_up(example_ids: np.ndarray, params: types.PyTree) -> list[np.ndarray]:
         assigned = stream.Assignment(example_ids, starts, 0 * starts[1:])
