@@ -253,21 +253,18 @@ def place(tree: types.PyTree, mesh: Mesh | None) -> types.PyTree:
 def place_once(tree: types.PyTree, mesh: Mesh | None) -> types.PyTree:
     """Puts arrays that nothing changes on each of this process's devices; on CPUs, which have one
     memory, once. Without a mesh on the first device."""
-    first = jax.devices()[0] if mesh is None else mesh.local_devices[0]
-    placed = jax.device_put(tree, first)
-    if mesh is None:
-        return placed
+    devices = jax.devices()[:1] if mesh is None else mesh.local_devices
 
-    def on_all(leaf: jax.Array) -> jax.Array:
-        others = mesh.local_devices[1:]
-        plain = first.platform == "cpu" and not jax.dtypes.issubdtype(
-            leaf.dtype, jax.dtypes.extended
-        )
-        given = np.asarray(leaf) if others and plain else leaf  # no copy, nor is one made of it
-        rest = [jax.device_put(given, device, may_alias=True) for device in others]
+    def on_all(leaf: Any) -> jax.Array:
+        leaf = jax.device_put(leaf, devices[0])
+        if mesh is None:
+            return leaf
+        is_plain = devices[0].platform == "cpu" and isinstance(leaf.dtype, np.dtype)
+        given = np.asarray(leaf) if is_plain else leaf  # no copy, nor is one made of it
+        rest = [jax.device_put(given, device, may_alias=True) for device in devices[1:]]
         return jax.make_array_from_single_device_arrays(leaf.shape, everywhere(mesh), [leaf, *rest])
 
-    return jax.tree.map(on_all, placed)
+    return jax.tree.map(on_all, tree)
 
 
 def copies(tree: types.PyTree, devices: Sequence[jax.Device]) -> list[types.PyTree]:

@@ -61,7 +61,7 @@ def update(
         if mixing is not None and not first:
             params, model_state = mix(new.params, new.model_state)
             new = new._replace(params=params, model_state=model_state)
-        is_odd, left_out = _nonfinite(metrics), ()
+        is_odd, left_out = jnp.any(metrics.nonfinite_microbatch >= 0), ()
         if how.nonfinite == "skip_update":
             finite = form.each(_is_finite, (0, 0), None)(reduced, state.params)
             left_out = is_odd = is_odd | ~finite
@@ -103,18 +103,14 @@ def mean(
         if how.reducer.mixing is not None:
             with jax.named_scope("mix"):
                 found, model_state = form.mix((found, model_state), active)
-        blocked = is_empty | (_nonfinite(metrics) if how.nonfinite != "skip" else False)
+        is_odd = jnp.any(metrics.nonfinite_microbatch >= 0)
+        blocked = is_empty | (is_odd if how.nonfinite != "skip" else False)
         kept = kept._replace(model_state=model_state, values=before.values)
         return trees.select(~blocked, kept, before), found, own
 
 
 def _changed(model_state: types.PyTree, reduced: Reduced) -> types.PyTree:
     return stateful.changed(model_state, reduced.state_change, reduced.num_examples)
-
-
-def _nonfinite(metrics: types.SyncMetrics) -> jax.Array:
-    """Whether any microbatch was not finite."""
-    return jnp.any(metrics.nonfinite_microbatch >= 0)
 
 
 def _is_finite(reduced: Reduced, params: types.PyTree) -> jax.Array:
