@@ -223,13 +223,15 @@ class Training(task_lib.Task):
             return
         self._told_of_weights = True
         why = f"the weights of its examples add up to {report.weight_sum:g}"
+        how = self._run.config.nonfinite
         if report.skipped_examples == report.examples:
-            why = "none of its microbatches is finite, and nonfinite='skip' leaves them out"
+            why = f"none of its microbatches is finite, and nonfinite={how!r} leaves them out"
         messages.say(f"round {report.round}: {why}, so it made no update")
 
     def told_at_end(self) -> list[str]:
         skipped, done = self.summary.examples_skipped, self.state.stream.examples_processed
-        told = f"{skipped:,} of {done:,} examples were skipped: their microbatches were not finite"
+        what = "updates" if self._run.config.nonfinite == "skip_update" else "microbatches"
+        told = f"{skipped:,} of {done:,} examples were skipped: their {what} were not finite"
         return [told] if skipped else []
 
     @contextlib.contextmanager
