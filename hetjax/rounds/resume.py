@@ -91,7 +91,8 @@ def check_shards(saved: checkpoint.Saved, setup: setup_lib.Setup) -> None:
     sizes, sharing = [len(ids) for ids in setup.stream.shards], setup.config.data.sharing
     names = [f"run/stream/passes/{index}/queue" for index in range(saved.about["num_workers"])]
     before = [len(saved.arrays[name]) for name in names if name in saved.arrays]
-    if sharing != "shared" and before != sizes:
+    is_other = saved.about["num_workers"] != len(setup.where.devices)
+    if sharing != "shared" and (is_other or (before and before != sizes)):
         raise ValueError(
             f"the checkpoint of round {saved.about['rounds']} has {saved.about['num_workers']} "
             f"workers and this run {len(setup.where.devices)}, with shards of {before} examples "
@@ -306,6 +307,7 @@ def rounds_from_arrays(
     """What of a run lies on the host; arguments as of `from_arrays`."""
     arrays, num_workers = saved.arrays, len(setup.where.devices)
     like = fresh._replace(**_GONE)
+    check_shards(saved, setup)
     if saved.about["num_workers"] == num_workers:
         others = {name: a for name, a in arrays.items() if not name.startswith(f"{_POLICIES}/")}
         rounds = leaves.unflatten(like._replace(policies={}), others, "run")
