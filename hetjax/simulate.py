@@ -250,20 +250,8 @@ def microbatch_ends(cluster: emulate.EmulatedCluster, round: int, quotas: np.nda
         )
     if num_workers <= EXACT_WORKERS:
         return emulate.ends_of(cluster, round, quotas)
-    costs = cluster.costs_at(round)
-    # Microbatch by microbatch, so one more is drawn after all the others.
-    secs = np.tile(costs.secs_per_microbatch, (most, 1))
-    overhead = costs.overhead_secs
-    rng = np.random.default_rng([cluster.seed, round, _STREAM])
-    if cluster.delay != "constant" and cluster.delay_per == "microbatch":
-        factors = cluster.factors(rng, (most + 1) * num_workers).reshape(most + 1, num_workers)
-        overhead = overhead * factors[0]
-        secs *= factors[1:]
-    secs[0] += overhead
-    ends = np.cumsum(secs, axis=0, out=secs)
-    if cluster.delay != "constant" and cluster.delay_per == "round":
-        ends *= cluster.factors(rng, num_workers)
-    return ends.T
+    seed = (cluster.seed, round, _STREAM)
+    return cluster.ends(round, slice(None), most, seed=seed).T
 
 
 def _line(done: Round, elapsed_secs: float, param_bytes: int) -> tuple:
