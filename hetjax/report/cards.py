@@ -23,7 +23,6 @@ from hetjax.report import (
     timeline,
     words,
 )
-from hetjax.report.series import Record
 
 MOST_BYTES = 60_000
 WIDTH = 330  # pixels, of a picture
@@ -97,9 +96,9 @@ def of_run(
     title: str,
     rows: Rows,
     *,
-    summary: Record,
-    history: Sequence[Record],
-    rounds: Sequence[Record] = (),
+    summary: series.Record,
+    history: series.History,
+    rounds: series.History = (),
 ) -> str:
     """The card of a run: its losses, its quotas, who computes and who waits.
 
@@ -126,7 +125,7 @@ def of_run(
     return card(title, rows, pictures, key=key)
 
 
-def _training(summary: Record, history: Sequence[Record]) -> tuple[list[str], str]:
+def _training(summary: series.Record, history: series.History) -> tuple[list[str], str]:
     """Pictures of loss and quotas, and what the lines of the loss are."""
     pictures, key = [], ""
     evaluated = series.evaluations(history, "loss")

@@ -5,15 +5,14 @@ from __future__ import annotations
 import numpy as np
 
 from hetjax.report import canvas, series
-from hetjax.report.series import FloatArray
 
 COLUMNS = 240  # more rounds are drawn as the means of equal stretches
 
 
 @canvas.own_settings
 def draw(
-    values: FloatArray,
-    ids: FloatArray,
+    values: np.ndarray,
+    ids: np.ndarray,
     *,
     width: int,
     name: str,

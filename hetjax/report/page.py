@@ -9,14 +9,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from hetjax.report import sections, series, tables, tiles, words
-from hetjax.report.series import Record
 
 
 def render(
     *,
-    config: Record,
-    summary: Record,
-    history: Sequence[Record],
+    config: series.Record,
+    summary: series.Record,
+    history: series.History,
     notes: Sequence[str] = (),
     every_secs: int = 0,
 ) -> str:
@@ -51,8 +50,8 @@ def of_run(
     about: str,
     notes: Sequence[str],
     parts: Sequence[str],
-    config: Record,
-    summary: Record,
+    config: series.Record,
+    summary: series.Record,
     every_secs: int = 0,
 ) -> str:
     """The page of a run: its head, its parts in HTML, and its configuration and summary as JSON.
@@ -93,14 +92,14 @@ def details(heading: str, content: str) -> str:
     return f"<details><summary>{words.escaped(heading)}</summary>{content}</details>"
 
 
-def _title(config: Record, summary: Record, history: Sequence[Record]) -> str:
+def _title(config: series.Record, summary: series.Record, history: series.History) -> str:
     names = [series.part(config, group).get("name", "") for group in ("data", "model")]
     workers = series.count_workers([*history, summary])
     names.append(words.plural(workers, "worker") if workers else "")
     return " · ".join(name for name in names if name) or "A run"
 
 
-def about(summary: Record, *counts: str) -> str:
+def about(summary: series.Record, *counts: str) -> str:
     """What the run was, in a line; `counts` are numbers of the summary, such as its rounds."""
     parts = [
         *(words.plural(summary.get(name), name[:-1].replace("_", " ")) for name in counts),
@@ -111,7 +110,7 @@ def about(summary: Record, *counts: str) -> str:
     return " · ".join(["hetjax report", *(part for part in parts if part)])
 
 
-def endings(summary: Record, step: str) -> list[str]:
+def endings(summary: series.Record, step: str) -> list[str]:
     """How the run ended and where it was resumed, by the number of a `step`."""
     notes = []
     if summary.get("interrupted"):
@@ -125,7 +124,7 @@ def endings(summary: Record, step: str) -> list[str]:
     return notes
 
 
-def _notes(summary: Record, history: Sequence[Record]) -> list[str]:
+def _notes(summary: series.Record, history: series.History) -> list[str]:
     """What a reader must know before the numbers."""
     notes = endings(summary, "round")
     notes += summary.get("notes") or []

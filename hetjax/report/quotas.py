@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from hetjax.report import canvas, heat_map, series
-from hetjax.report.series import FloatArray, Record
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
 @canvas.own_settings
-def draw_quotas(history: Sequence[Record], *, width: int) -> str:
+def draw_quotas(history: series.History, *, width: int) -> str:
     """Quotas over the rounds: lines for up to `canvas.NUM_COLOURS` workers, else a map."""
     shown = series.full_rounds(history)
     values, ids = series.matrix(shown, "quotas"), series.round_ids(shown)
@@ -32,7 +30,7 @@ def draw_quotas(history: Sequence[Record], *, width: int) -> str:
     return _quota_lines(values, ids, width=width)
 
 
-def _quota_lines(values: FloatArray, ids: FloatArray, *, width: int) -> str:
+def _quota_lines(values: np.ndarray, ids: np.ndarray, *, width: int) -> str:
     narrow = width < canvas.NARROW
     figure, (axes,) = canvas.panels(width, 1, height=190, right=58 if narrow else 112)
     canvas.title(axes, "microbatches a round")
@@ -52,7 +50,7 @@ def _quota_lines(values: FloatArray, ids: FloatArray, *, width: int) -> str:
     return canvas.to_svg(figure, f"quotas-{width}", "Quotas over the rounds")
 
 
-def _steps(axes: Axes, x: FloatArray, y: FloatArray, *, colour: str, shift: float) -> None:
+def _steps(axes: Axes, x: np.ndarray, y: np.ndarray, *, colour: str, shift: float) -> None:
     """A step line, moved up `shift` pixels, so equal ones do not hide each other."""
     from matplotlib.transforms import ScaledTranslation
 

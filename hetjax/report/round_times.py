@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from hetjax.report import canvas, series, words
-from hetjax.report.series import FloatArray, Record
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
 @canvas.own_settings
-def draw_round_times(history: Sequence[Record], summary: Record, *, width: int) -> str:
+def draw_round_times(history: series.History, summary: series.Record, *, width: int) -> str:
     """Seconds a round, beside the optimum and an equal split if these are known."""
     shown = series.full_rounds(history)
     ids, secs = series.round_ids(shown), series.column(shown, "round_secs")
@@ -56,7 +54,7 @@ def draw_round_times(history: Sequence[Record], summary: Record, *, width: int) 
     return canvas.to_svg(figure, f"round-times-{width}", "Time of each round")
 
 
-def _top(secs: FloatArray, best: FloatArray, equal: float) -> float:
+def _top(secs: np.ndarray, best: np.ndarray, equal: float) -> float:
     """The end of the axis, seconds. A few slow rounds must not squeeze all the others."""
     known = secs[np.isfinite(secs)]
     usual = float(np.quantile(known, 0.98)) if len(known) else 0.0
@@ -64,7 +62,7 @@ def _top(secs: FloatArray, best: FloatArray, equal: float) -> float:
     return (max(top, 1.1 * equal) if 0 < equal < 4 * top else top) or 1.0
 
 
-def _level(axes: Axes, ids: FloatArray, values: FloatArray, *, style: str, colour: str) -> None:
+def _level(axes: Axes, ids: np.ndarray, values: np.ndarray, *, style: str, colour: str) -> None:
     keep = np.flatnonzero(np.append(True, values[1:] != values[:-1]))
     x, y = np.append(ids[keep], ids[-1] + 1), np.append(values[keep], values[-1])
     axes.plot(x, y, style, color=colour, linewidth=1.5, drawstyle="steps-post")

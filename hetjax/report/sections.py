@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from functools import partial
 
 import numpy as np
@@ -18,13 +18,12 @@ from hetjax.report import (
     timeline,
     words,
 )
-from hetjax.report.series import Record
 
 SCREENS = {"wide": 900, "narrow": 340}  # pixels; the reader sees the one that fits
 MOST_METRICS = 6
 
 
-def sections(summary: Record, history: Sequence[Record]) -> list[str]:
+def sections(summary: series.Record, history: series.History) -> list[str]:
     """The sections of the page as HTML; those without numbers are left out."""
     if not history:
         return []
@@ -64,7 +63,7 @@ def section(
     return f"<section>{''.join(found)}{below}</section>"
 
 
-def _timeline(summary: Record, history: Sequence[Record]) -> str:
+def _timeline(summary: series.Record, history: series.History) -> str:
     caption = "Each bar is one worker in one round, with the number of microbatches it computed. "
     gate = series.part(summary, "gate")
     if not gate:
@@ -100,7 +99,7 @@ def _timeline_key(num_workers: int, *, gated: bool) -> str:
     )
 
 
-def _quotas(history: Sequence[Record]) -> str:
+def _quotas(history: series.History) -> str:
     caption = "Microbatches that each worker is given a round. "
     if series.count_workers(history) > canvas.NUM_COLOURS:
         caption += "Bright is many, dark is few. "
@@ -108,7 +107,7 @@ def _quotas(history: Sequence[Record]) -> str:
     return section("Quotas", caption + _left_out(history), partial(quotas.draw_quotas, history))
 
 
-def _gate(summary: Record, history: Sequence[Record]) -> str:
+def _gate(summary: series.Record, history: series.History) -> str:
     """Empty in runs without a gate."""
     part, num_workers = series.part(summary, "gate"), series.count_workers(history)
     if not part:
@@ -121,7 +120,7 @@ def _gate(summary: Record, history: Sequence[Record]) -> str:
     return section(heading, caption, draw, below=gates.table(history))
 
 
-def _round_times(summary: Record, history: Sequence[Record]) -> str:
+def _round_times(summary: series.Record, history: series.History) -> str:
     caption = (
         "From the start of a round to the start of the next; the number beside the run is the "
         "median of its last 20 rounds. Triangles at the top are rounds that took longer still."
@@ -132,12 +131,12 @@ def _round_times(summary: Record, history: Sequence[Record]) -> str:
     return section("Time of a round", caption + _left_out(history), draw)
 
 
-def _left_out(history: Sequence[Record]) -> str:
+def _left_out(history: series.History) -> str:
     short = len(history) - len(series.full_rounds(history))
     return " The short last round of each epoch is left out." if short else ""
 
 
-def _losses(summary: Record, history: Sequence[Record]) -> str:
+def _losses(summary: series.Record, history: series.History) -> str:
     caption = "Against epochs: how much each pass over the data teaches, whatever the speeds."
     if series.has_clock(summary):
         caption = f"Against time: how soon a loss is reached. {caption}"
@@ -150,7 +149,7 @@ def _losses(summary: Record, history: Sequence[Record]) -> str:
     return section("Loss", caption + _replicas(evaluated), draw, key=key)
 
 
-def _accuracies(summary: Record, history: Sequence[Record]) -> str:
+def _accuracies(summary: series.Record, history: series.History) -> str:
     """Empty if none was evaluated."""
     evaluated = series.evaluations(history, "accuracy")
     if not evaluated:
@@ -161,7 +160,7 @@ def _accuracies(summary: Record, history: Sequence[Record]) -> str:
     return section("Accuracy", caption + _replicas(evaluated), draw, key=key)
 
 
-def _metrics(summary: Record, history: Sequence[Record]) -> str:
+def _metrics(summary: series.Record, history: series.History) -> str:
     """Empty if there are none but losses, and accuracies that are drawn elsewhere."""
     trained, evaluated = series.training_metrics(history), series.evaluated_metrics(history)
     names = dict.fromkeys([*evaluated, *trained])
@@ -188,7 +187,7 @@ def _replicas(found: Collection[str]) -> str:
     return " The test set is tried on the mean of the replicas and on the worst of them."
 
 
-def _gossip(summary: Record, history: Sequence[Record]) -> str:
+def _gossip(summary: series.Record, history: series.History) -> str:
     """Empty for replicas that stay equal."""
     if not series.part(summary, "gossip"):
         return ""

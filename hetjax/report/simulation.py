@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from hetjax.report import canvas, series, words
-from hetjax.report.series import Record
 
 _HEIGHT = 170
 
 
 @canvas.own_settings
-def draw(history: Sequence[Record], microbatches: np.ndarray, *, width: int) -> list[str]:
+def draw(history: series.History, microbatches: np.ndarray, *, width: int) -> list[str]:
     """Pictures of the rounds' times, of waiting, and of the workers, as inline SVG.
 
     Args:
@@ -31,7 +28,7 @@ def draw(history: Sequence[Record], microbatches: np.ndarray, *, width: int) -> 
     ]
 
 
-def _over_rounds(history: Sequence[Record], y: np.ndarray, title: str, *, width: int) -> str:
+def _over_rounds(history: series.History, y: np.ndarray, title: str, *, width: int) -> str:
     figure, (axes,) = canvas.panels(width, 1, height=_HEIGHT)
     ids = series.round_ids(history)
     canvas.curve(axes, ids, y, colour=canvas.ACCENT, band=True)

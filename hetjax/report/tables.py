@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hetjax.report import series, words
-from hetjax.report.series import Record
 
 TABLE_ROUNDS = 12  # at each end of the run
 HEADS = ["round", "epoch", "examples", "loss", "round time", "waiting", "quotas", "evaluated"]
 
 
-def rounds_table(history: Sequence[Record]) -> str:
+def rounds_table(history: series.History) -> str:
     """The first and the last `TABLE_ROUNDS` rounds as an HTML table."""
     first, *last = series.first_and_last(history, TABLE_ROUNDS)
     lines = [_line(record) for record in first]
@@ -21,7 +20,7 @@ def rounds_table(history: Sequence[Record]) -> str:
     return words.table(HEADS, lines, kind="rounds")
 
 
-def _line(record: Record) -> list[str]:
+def _line(record: series.Record) -> list[str]:
     return [
         words.count(record.get("round")),
         words.count(record.get("epoch")),
@@ -34,7 +33,7 @@ def _line(record: Record) -> list[str]:
     ]
 
 
-def _quotas(record: Record) -> str:
+def _quotas(record: series.Record) -> str:
     """Microbatches given to each worker; if fewer were done, those done "of" those given."""
     given, done = (_numbers(record.get(name)) for name in ("quotas", "microbatches_done"))
     return f"{done} of {given}" if given and done.strip(" -") and done != given else given
@@ -44,7 +43,7 @@ def _numbers(values: Sequence[float] | None) -> str:
     return " ".join(words.count(value) or "-" for value in values or ())
 
 
-def _evaluated(numbers: Record | None) -> str:
+def _evaluated(numbers: series.Record | None) -> str:
     return ", ".join(
         f"{name} {series.number(value):.4g}" for name, value in (numbers or {}).items()
     )
