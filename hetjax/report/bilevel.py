@@ -11,8 +11,8 @@ import numpy as np
 from hetjax.report import (
     canvas,
     line_panels,
+    over_rounds,
     page,
-    quotas,
     sections,
     series,
     tiles,
@@ -185,7 +185,7 @@ def _of_rounds(rounds: series.History) -> list[str]:
     for name in sorted(of_kind, key=lambda name: -secs[name])[:_MOST_KINDS]:
         own = [{**record, "round": index} for index, record in enumerate(of_kind[name])]
         if len(own) > 1:
-            draw = partial(quotas.draw_quotas, own)
+            draw = partial(over_rounds.draw_quotas, own)
             found.append(sections.section(f"Quotas: {name}", given, draw))
     return found
 

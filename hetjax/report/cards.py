@@ -18,7 +18,7 @@ from hetjax.report import (
     graph_pictures,
     line_panels,
     losses,
-    quotas,
+    over_rounds,
     series,
     timeline,
     words,
@@ -134,7 +134,7 @@ def _training(summary: series.Record, history: series.History) -> tuple[list[str
         pictures.append(losses.draw_losses(history, summary, width=WIDTH, most_panels=1))
         key = losses.key(evaluated, has_training=has_training)
     if series.count_workers(history):
-        pictures.append(quotas.draw_quotas(history, width=WIDTH))
+        pictures.append(over_rounds.draw_quotas(history, width=WIDTH))
     return pictures, key
 
 

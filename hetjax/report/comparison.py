@@ -14,8 +14,8 @@ from hetjax.report import (
     canvas,
     files,
     line_panels,
+    over_rounds,
     page,
-    quotas,
     sections,
     series,
     watching,
@@ -232,7 +232,7 @@ def _quotas(runs: Named) -> str:
     cells = []
     for name, run in runs:
         if series.count_workers(run.history):
-            picture = quotas.draw_quotas(run.history, width=sections.SCREENS["narrow"])
+            picture = over_rounds.draw_quotas(run.history, width=sections.SCREENS["narrow"])
             cells.append(f"<div><h3>{words.escaped(name)}</h3>{picture}</div>")
     if not cells:
         return ""

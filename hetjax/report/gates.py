@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hetjax.report import heat_map, series, words
+from hetjax.report import over_rounds, series, words
 
 TABLE_WORKERS = 16
 HEADS = ["worker", "given", "finished", "returned", "examples counted"]
@@ -23,7 +23,7 @@ def share(history: series.History) -> np.ndarray:
 
 def draw_microbatches(history: series.History, *, width: int) -> str:
     """A map of the share that each worker finished, bright is all of it."""
-    return heat_map.draw(
+    return over_rounds.heat_map(
         100 * share(history),
         series.round_ids(history),
         width=width,

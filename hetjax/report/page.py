@@ -8,7 +8,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from hetjax.report import sections, series, tables, tiles, words
+from hetjax.report import sections, series, tiles, words
+
+TABLE_ROUNDS = 12  # at each end of the run
+HEADS = ["round", "epoch", "examples", "loss", "round time", "waiting", "quotas", "evaluated"]
 
 
 def render(
@@ -31,7 +34,7 @@ def render(
     title = _title(config, summary, history)
     parts = [tiles.tiles(summary, history), *sections.sections(summary, history)]
     if history:
-        table = tables.rounds_table(history)
+        table = _rounds_table(history)
         parts.append(details("The first and the last rounds in numbers", table))
     return of_run(
         title,
@@ -146,3 +149,42 @@ def _notes(summary: series.Record, history: series.History) -> list[str]:
     elif bad:
         notes.append(f"{bad:,} of {len(history):,} rounds have no finite training loss.")
     return notes
+
+
+def _rounds_table(history: series.History) -> str:
+    """The first and the last `TABLE_ROUNDS` rounds as an HTML table."""
+    first, *last = series.first_and_last(history, TABLE_ROUNDS)
+    lines = [_line(record) for record in first]
+    if (hidden := len(history) - 2 * TABLE_ROUNDS) > 0:
+        lines.append([f"… {hidden:,} rounds …"])
+    lines += [_line(record) for part in last for record in part]
+    return words.table(HEADS, lines, kind="rounds")
+
+
+def _line(record: series.Record) -> list[str]:
+    return [
+        words.count(record.get("round")),
+        words.count(record.get("epoch")),
+        words.count(record.get("examples")),
+        words.loss(record.get("loss")) or "-",
+        words.time(record.get("round_secs")),
+        words.percent(record.get("waiting_fraction")),
+        _quotas(record),
+        _evaluated(record.get("eval")),
+    ]
+
+
+def _quotas(record: series.Record) -> str:
+    """Microbatches given to each worker; if fewer were done, those done "of" those given."""
+    given, done = (_numbers(record.get(name)) for name in ("quotas", "microbatches_done"))
+    return f"{done} of {given}" if given and done.strip(" -") and done != given else given
+
+
+def _numbers(values: Sequence[float] | None) -> str:
+    return " ".join(words.count(value) or "-" for value in values or ())
+
+
+def _evaluated(numbers: series.Record | None) -> str:
+    return ", ".join(
+        f"{name} {series.number(value):.4g}" for name, value in (numbers or {}).items()
+    )

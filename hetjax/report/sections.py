@@ -7,17 +7,7 @@ from functools import partial
 
 import numpy as np
 
-from hetjax.report import (
-    canvas,
-    gates,
-    gossip,
-    losses,
-    quotas,
-    round_times,
-    series,
-    timeline,
-    words,
-)
+from hetjax.report import canvas, gates, gossip, losses, over_rounds, series, timeline, words
 
 SCREENS = {"wide": 900, "narrow": 340}  # pixels; the reader sees the one that fits
 MOST_METRICS = 6
@@ -104,7 +94,9 @@ def _quotas(history: series.History) -> str:
     if series.count_workers(history) > canvas.NUM_COLOURS:
         caption += "Bright is many, dark is few. "
     caption += "Single rounds of equal quotas are trials."
-    return section("Quotas", caption + _left_out(history), partial(quotas.draw_quotas, history))
+    return section(
+        "Quotas", caption + _left_out(history), partial(over_rounds.draw_quotas, history)
+    )
 
 
 def _gate(summary: series.Record, history: series.History) -> str:
@@ -127,7 +119,7 @@ def _round_times(summary: series.Record, history: series.History) -> str:
     )
     if np.isfinite(series.column(history, "optimal_round_secs")).any():
         caption += " The optimum is that of the best quotas for the true speeds."
-    draw = partial(round_times.draw_round_times, history, summary)
+    draw = partial(over_rounds.draw_times, history, summary)
     return section("Time of a round", caption + _left_out(history), draw)
 
 
