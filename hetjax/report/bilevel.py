@@ -84,8 +84,8 @@ def _tiles(summary: series.Record) -> list[tiles.Tile]:
     each = summary["cost_of_a_hypergradient"]
     products = each["hessian_products"] + each["cross_products"]
     gap, residual = (words.loss(summary.get(name)) for name in ("gap", "residual"))
-    accuracy = [name for name in summary if name.endswith("accuracy") and name[:5] != "best_"]
-    first = accuracy[0] if accuracy else ""
+    accuracies = (name for name in summary if name.endswith("accuracy"))
+    first = next((name for name in accuracies if not name.startswith("best_")), "")
     return [
         (
             first.replace("_", " ").capitalize(),

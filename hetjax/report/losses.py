@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 EVALUATION_STYLES = [(canvas.ACCENT, "o-"), (canvas.INK, "s--"), (canvas.MUTED, "^:")]
 
 Lines = tuple[np.ndarray | None, Mapping[str, np.ndarray]]  # of training, and evaluated by name
-Metrics = Mapping[str, Lines]
 
 
 @canvas.own_settings
@@ -69,7 +68,7 @@ def draw_accuracies(history: series.History, summary: series.Record, *, width: i
 
 @canvas.own_settings
 def draw_metrics(
-    metrics: Metrics, history: series.History, summary: series.Record, *, width: int
+    metrics: Mapping[str, Lines], history: series.History, summary: series.Record, *, width: int
 ) -> str:
     """Metrics by their names, against epochs, one below the other."""
     x = series.epochs_done(history, summary)

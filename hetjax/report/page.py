@@ -67,10 +67,8 @@ def of_run(
         *(f'<p class="note">{words.escaped(note)}</p>' for note in notes),
         *parts,
     ]
-    for heading, record in (
-        ("Configuration", config),
-        ("Summary, as written to summary.json", summary),
-    ):
+    shown = {"Configuration": config, "Summary, as written to summary.json": summary}
+    for heading, record in shown.items():
         text = json.dumps(record, indent=2, default=str, ensure_ascii=False)
         body.append(details(heading, f"<pre>{words.escaped(text)}</pre>"))
     return frame(title, "\n".join(part for part in body if part), every_secs=every_secs)

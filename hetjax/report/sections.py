@@ -55,10 +55,11 @@ def section(
 
 def _timeline(summary: series.Record, history: series.History) -> str:
     caption = "Each bar is one worker in one round, with the number of microbatches it computed. "
-    gate = series.part(summary, "gate")
-    if not gate:
+    if not series.part(summary, "gate"):
+        for_whom = "the slowest"
         caption += "With good quotas all bars of a round end together."
     else:
+        for_whom = "the last to finish"
         caption += "The gate closes a round before every quota is done; bars need not end together."
     if np.nansum(series.matrix(history, "host_secs")) > 0:
         caption += " Before its bar a worker's process makes the update, by itself."
@@ -70,23 +71,16 @@ def _timeline(summary: series.Record, history: series.History) -> str:
             f" Waiting was {words.percent(first)} of the workers' time in the first round and "
             f"{words.percent(last)} in the last ones."
         )
-    return section(
-        "Who computes, who waits",
-        caption,
-        partial(timeline.draw_timeline, history),
-        key=_timeline_key(series.count_workers(history), gated=bool(gate)),
-    )
-
-
-def _timeline_key(num_workers: int, *, gated: bool) -> str:
+    num_workers = series.count_workers(history)
     filled = "ramp" if num_workers > canvas.NUM_COLOURS else "computing"
     empty = "grey" if num_workers > 16 else "waiting"
-    for_whom = "the last to finish" if gated else "the slowest"
-    return (
+    key = (
         f'<span><i class="{filled}"></i>computing</span>'
         f'<span><i class="{empty}"></i>waiting for {for_whom}</span>'
         "<span>gap: synchronisation; a long pause is cut short and its length written</span>"
     )
+    draw = partial(timeline.draw_timeline, history)
+    return section("Who computes, who waits", caption, draw, key=key)
 
 
 def _quotas(history: series.History) -> str:
