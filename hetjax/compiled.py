@@ -91,10 +91,10 @@ def _prune(directory: pathlib.Path) -> None:
         excess -= size
 
 
-def _replace(module: str, name: str, parameters: list[str], make: Callable[[Any], Any]) -> None:
-    """Puts `make(plain)` in the place of a private function of JAX, once.
+def _replace(module: str, name: str, parameters: list[str], function: Callable) -> None:
+    """Puts a function in the place of a private one of JAX, which it is given before the arguments.
 
-    Nothing where JAX has no such function, or one of other parameters; one more may follow.
+    Once. Nothing where JAX has no such function, or one of other parameters; one more may follow.
     """
     try:
         home = importlib.import_module(f"jax._src.{module}")
@@ -103,7 +103,7 @@ def _replace(module: str, name: str, parameters: list[str], make: Callable[[Any]
         return
     found = list(inspect.signature(plain).parameters)
     if parameters in (found, found[:-1]) and not getattr(plain, "is_of_hetjax", False):
-        made: Any = functools.wraps(plain)(make(plain))
+        made: Any = functools.update_wrapper(functools.partial(function, plain), plain)
         made.is_of_hetjax = True
         setattr(home, name, made)
 
@@ -116,14 +116,13 @@ def _share_between_devices() -> None:
     """
     import jax
 
-    def without_device(plain: Callable) -> Callable:
-        def hashed(hash_obj: Any, options: Any, strip_device_assignment: bool = False) -> Any:
-            assigned = options.device_assignment
-            is_of_one = assigned is not None and assigned.computation_count() == 1
-            is_of_one = is_of_one and assigned.replica_count() == 1
-            return plain(hash_obj, options, strip_device_assignment or is_of_one)
-
-        return hashed
+    def without_device(
+        plain: Callable, hash_obj: Any, options: Any, strip_device_assignment: bool = False
+    ) -> Any:
+        assigned = options.device_assignment
+        is_of_one = assigned is not None and assigned.computation_count() == 1
+        is_of_one = is_of_one and assigned.replica_count() == 1
+        return plain(hash_obj, options, strip_device_assignment or is_of_one)
 
     if jax.default_backend() == "cpu":
         _replace("cache_key", "_hash_serialized_compile_options", _HASH_OPTIONS, without_device)
@@ -149,27 +148,25 @@ def _hold_loaded() -> None:
     second run has functions of its own. `jax.clear_caches()` lets all of them go.
     """
 
-    def held_or_read(read: Callable) -> Callable:
-        def found(name: str, key: str, options: Any, backend: Any, devices: Any, *more: Any) -> Any:
-            place = _place_of(key, backend, devices)
-            if place:
-                return place[0], 0
-            program, secs = read(name, key, options, backend, devices, *more)
-            if program is not None and not any(more):  # callbacks
-                place[:] = [program]
-            return program, secs
+    def held_or_read(
+        read: Callable, name: str, key: str, options: Any, backend: Any, devices: Any, *more: Any
+    ) -> Any:
+        place = _place_of(key, backend, devices)
+        if place:
+            return place[0], 0
+        program, secs = read(name, key, options, backend, devices, *more)
+        if program is not None and not any(more):  # callbacks
+            place[:] = [program]
+        return program, secs
 
-        return found
-
-    def compiled_and_held(compile_anew: Callable) -> Callable:
-        def made(backend: Any, computation: Any, devices: Any, *more: Any) -> Any:
-            program = compile_anew(backend, computation, devices, *more)
-            _, callbacks, _, key = more
-            if not callbacks:
-                _place_of(key, backend, devices)[:] = [program]
-            return program
-
-        return made
+    def compiled_and_held(
+        compile_anew: Callable, backend: Any, computation: Any, devices: Any, *more: Any
+    ) -> Any:
+        program = compile_anew(backend, computation, devices, *more)
+        _, callbacks, _, key = more
+        if not callbacks:
+            _place_of(key, backend, devices)[:] = [program]
+        return program
 
     with contextlib.suppress(ImportError, AttributeError):
         from jax._src import util
@@ -187,18 +184,15 @@ def write_from_all_processes() -> None:
     """
     import jax
 
-    def from_all(plain: Callable) -> Callable:
-        def write(
-            key: str, secs: float, name: str, backend: Any, program: Any, callbacks: Any = ()
-        ) -> None:
-            has: Any = jax.config
-            if secs < has.jax_persistent_cache_min_compile_time_secs or callbacks:
-                return  # a program that calls Python cannot be kept
-            with contextlib.suppress(Exception):  # a full disk: the next process compiles again
-                from jax._src import compilation_cache as cache
+    def write(
+        _: Any, key: str, secs: float, name: str, backend: Any, program: Any, callbacks: Any = ()
+    ) -> None:
+        has: Any = jax.config
+        if secs < has.jax_persistent_cache_min_compile_time_secs or callbacks:
+            return  # a program that calls Python cannot be kept
+        with contextlib.suppress(Exception):  # a full disk: the next process compiles again
+            from jax._src import compilation_cache as cache
 
-                cache.put_executable_and_time(key, name, program, backend, int(secs))
+            cache.put_executable_and_time(key, name, program, backend, int(secs))
 
-        return write
-
-    _replace("compiler", "_cache_write", _CACHE_WRITE, from_all)
+    _replace("compiler", "_cache_write", _CACHE_WRITE, write)

@@ -67,14 +67,14 @@ class Simulation(NamedTuple):
 
     def _repr_html_(self) -> str:
         """What a notebook shows: the rounds' times, who waits, and what each worker did."""
-        from hetjax.report import cards, simulation
+        from hetjax.report import cards, over_rounds
 
         rounds = zip(self.round_secs, self.waiting_fraction, strict=True)
         history = [
             {"round": i, "round_secs": float(secs), "waiting_fraction": float(waiting)}
             for i, (secs, waiting) in enumerate(rounds)
         ]
-        pictures = simulation.draw(history, self.worker_microbatches, width=cards.WIDTH)
+        pictures = over_rounds.draw_simulation(history, self.worker_microbatches, width=cards.WIDTH)
         return cards.card("Simulation", self._rows(), pictures)
 
     def _rows(self) -> list[tuple[str, str]]:
@@ -250,20 +250,8 @@ def microbatch_ends(cluster: emulate.EmulatedCluster, round: int, quotas: np.nda
         )
     if num_workers <= EXACT_WORKERS:
         return emulate.ends_of(cluster, round, quotas)
-    costs = cluster.costs_at(round)
-    # Microbatch by microbatch, so one more is drawn after all the others.
-    secs = np.tile(costs.secs_per_microbatch, (most, 1))
-    overhead = costs.overhead_secs
-    rng = np.random.default_rng([cluster.seed, round, _STREAM])
-    if cluster.delay != "constant" and cluster.delay_per == "microbatch":
-        factors = cluster.factors(rng, (most + 1) * num_workers).reshape(most + 1, num_workers)
-        overhead = overhead * factors[0]
-        secs *= factors[1:]
-    secs[0] += overhead
-    ends = np.cumsum(secs, axis=0, out=secs)
-    if cluster.delay != "constant" and cluster.delay_per == "round":
-        ends *= cluster.factors(rng, num_workers)
-    return ends.T
+    seed = (cluster.seed, round, _STREAM)
+    return cluster.ends(round, slice(None), most, seed=seed).T
 
 
 def _line(done: Round, elapsed_secs: float, param_bytes: int) -> tuple:

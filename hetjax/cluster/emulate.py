@@ -134,18 +134,25 @@ class EmulatedCluster:
         Returns:
           f64[count]; the overhead lies before the end of the first.
         """
+        workers = slice(worker, worker + 1)
+        return self.ends(round, workers, count, seed=(self.seed, round, worker))[:, 0]
+
+    def ends(self, round: int, workers: slice, count: int, *, seed: tuple[int, ...]) -> np.ndarray:
+        """As `microbatch_ends` of several workers, f64[count, k]; `seed` is that of the factors."""
         costs = self.costs_at(round)
-        secs = np.full(count, costs.secs_per_microbatch[worker])
-        secs[:1] += costs.overhead_secs[worker]
-        if self.delay == "constant":
-            return np.cumsum(secs)
-        rng = np.random.default_rng([self.seed, round, worker])
-        if self.delay_per == "round":
-            return np.cumsum(secs) * self.factors(rng, 1)
-        factors = self.factors(rng, count + 1)
-        secs = costs.secs_per_microbatch[worker] * factors[1:]
-        secs[:1] += costs.overhead_secs[worker] * factors[0]
-        return np.cumsum(secs)
+        overhead = costs.overhead_secs[workers]
+        ends = np.full((count, len(overhead)), costs.secs_per_microbatch[workers])
+        rng = None if self.delay == "constant" else np.random.default_rng(seed)
+        if rng is not None and self.delay_per == "microbatch":
+            # Microbatch by microbatch, so one more is drawn after all the others.
+            factors = self.factors(rng, (count + 1) * len(overhead)).reshape(count + 1, -1)
+            overhead = overhead * factors[0]
+            ends *= factors[1:]
+        ends[:1] += overhead
+        np.cumsum(ends, axis=0, out=ends)
+        if rng is not None and self.delay_per == "round":
+            ends *= self.factors(rng, len(overhead))
+        return ends
 
     def factors(self, rng: np.random.Generator, count: int) -> np.ndarray:
         """Draws f64[count], the factors of `delay` on mean times; not for "constant"."""

@@ -10,7 +10,7 @@ import os
 import shutil
 import time
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any
 
 from hetjax.launcher import faults, gang, seats, supervisor
 from hetjax.processes import beacons, files, place
@@ -22,20 +22,16 @@ _OWN = set(OWN_WORK) - {"starting"}  # for which there is --start_secs
 class Apart(supervisor.Supervisor):
     """As its base, of one run apart, in whose directory users ask."""
 
-    def __enter__(self) -> Self:
+    def run(self) -> int:
         where = seats.directory_of_runs()
-        self._made = supervisor.directory("hetjax-run-", self._guardian, where)
-        self.run_directory = self._made.__enter__()
-        (self.run_directory / seats.ASKS).mkdir(mode=0o700)
-        self._asks = files.Files(self.run_directory / seats.ASKS)
-        self._log.say(
-            f"workers come and go by --add={self.run_directory} and "
-            f"--remove={self.run_directory}:WORKER"
-        )
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._made.__exit__(None, None, None)
+        with supervisor.directory("hetjax-run-", self._guardian, where) as self.run_directory:
+            (self.run_directory / seats.ASKS).mkdir(mode=0o700)
+            self._asks = files.Files(self.run_directory / seats.ASKS)
+            self._log.say(
+                f"workers come and go by --add={self.run_directory} and "
+                f"--remove={self.run_directory}:WORKER"
+            )
+            return super().run()
 
     def _environments(self, common: Mapping[str, str]) -> list[dict[str, str]]:
         attempt, num_workers = common["HETJAX_ATTEMPT"], self._options.num_workers

@@ -128,10 +128,8 @@ class NoShares:
 
     description = "no CPU shares: every worker may use the whole machine"
 
-    @property
-    def groups(self) -> Sequence[str]:
-        """Control groups, for the guardian."""
-        return ()
+    groups: Sequence[str] = ()
+    """Paths of control groups, for the guardian."""
 
     def confinement(self, index: int) -> Confinement:
         """To which cores and which group process `index` is confined."""
@@ -165,7 +163,7 @@ class ControllerGroups(NoShares):
     def __init__(self, shares: Sequence[float], directory: pathlib.Path, version: int):
         self._name = directory / f"hetjax-{os.getpid()}-{secrets.token_hex(4)}"
         self._version, self._shares = version, list(shares)
-        self._paths: list[pathlib.Path] = []
+        self.groups: list[str] = []
         self._cores = pack(shares, available_cores())
         self.description = (
             f"CPU shares {_text(shares)} by CPU controller groups (version {version}) on cores "
@@ -174,22 +172,18 @@ class ControllerGroups(NoShares):
         try:
             for index in range(len(shares)):
                 self._limit(index)
-            _try_to_join(self._paths[0])
+            _try_to_join(self.groups[0])
         except OSError:
             self.close()
             raise
-
-    @property
-    def groups(self) -> Sequence[str]:
-        return list(map(str, self._paths))
 
     def _limit(self, index: int) -> None:
         share = self._shares[index]
         period = round(max(_PERIOD_USECS, _MIN_QUOTA_USECS / share))
         path = self._name.with_name(f"{self._name.name}-{index}")
-        if index == len(self._paths):
+        if index == len(self.groups):
             path.mkdir()
-            self._paths.append(path)
+            self.groups.append(str(path))
         if self._version == 1:
             (path / "cpu.cfs_period_us").write_text(str(period))
             (path / "cpu.cfs_quota_us").write_text(str(round(share * period)))
@@ -201,15 +195,15 @@ class ControllerGroups(NoShares):
         self._limit(index)
 
     def confinement(self, index: int) -> Confinement:
-        return Confinement(self._cores[index], str(self._paths[index] / "cgroup.procs"))
+        return Confinement(self._cores[index], f"{self.groups[index]}/cgroup.procs")
 
     def ended(self, index: int) -> None:
         # Processes that left their process group are still in this one.
-        guardian.end_control_group(str(self._paths[index]))
+        guardian.end_control_group(self.groups[index])
 
     def close(self) -> None:
-        for path in self._paths:
-            guardian.remove_control_group(str(path))
+        for path in self.groups:
+            guardian.remove_control_group(path)
 
 
 class DutyCycle(NoShares):
@@ -385,10 +379,10 @@ def _below(mount: str, root: str, group: str) -> pathlib.Path:
     return pathlib.Path(mount) / group.lstrip("/")
 
 
-def _try_to_join(group: pathlib.Path) -> None:
+def _try_to_join(group: str) -> None:
     """Raises OSError if a group that could be made lets no process in."""
     code = "import sys; open(sys.argv[1], 'w').write('0')"
-    command = [sys.executable, "-I", "-S", "-c", code, str(group / "cgroup.procs")]
+    command = [sys.executable, "-I", "-S", "-c", code, f"{group}/cgroup.procs"]
     if subprocess.run(command, stderr=subprocess.DEVNULL, check=False).returncode:
         raise PermissionError(1, "a process may not join the group that was made for it")
 

@@ -146,8 +146,7 @@ class Gang:
     ):
         self._shares, self._log, self._events, self._guardian = shares, log, events, guardian
         self._command = command
-        self._processes: dict[int, subprocess.Popen] = {}
-        self._running: dict[int, int] = {}
+        self._running: dict[int, subprocess.Popen] = {}
         self._threads: list[threading.Thread] = []
         self.launched = time.monotonic()
         try:
@@ -160,7 +159,7 @@ class Gang:
     @property
     def running(self) -> dict[int, int]:
         """Process ids of the workers whose end has not been handled with `ended`."""
-        return dict(self._running)
+        return {index: process.pid for index, process in self._running.items()}
 
     def send(self, signum: int) -> None:
         """Sends a signal to each worker, and none to the processes that it started."""
@@ -178,20 +177,18 @@ class Gang:
     def kill_one(self, index: int) -> None:
         """Ends one, with the processes that it started."""
         with contextlib.suppress(OSError):
-            os.killpg(self._running[index], signal.SIGKILL)
+            os.killpg(self._running[index].pid, signal.SIGKILL)
 
     def ended(self, index: int) -> None:
         """Ends what a worker that is over left behind."""
-        pid = self._running.pop(index)
-        with contextlib.suppress(OSError):
-            os.killpg(pid, signal.SIGKILL)
+        self.kill_one(index)
         self._shares.ended(index)
-        self._guardian.drop("process_group", pid)
+        self._guardian.drop("process_group", self._running.pop(index).pid)
 
     def close(self) -> None:
         """Ends whatever still runs and copies the last of what was printed."""
         self.kill()
-        for process in self._processes.values():
+        for process in self._running.values():
             process.wait()
         for index in self.running:
             self.ended(index)
@@ -215,8 +212,7 @@ class Gang:
             start_new_session=True,
         )
         self._guardian.add("process_group", process.pid)
-        self._processes[index] = process
-        self._running[index] = process.pid
+        self._running[index] = process
         self._shares.started(index, process.pid)
         for pipe, to_stderr in ((process.stdout, False), (process.stderr, True)):
             self._begin(self._copy, pipe, index, to_stderr)
@@ -232,9 +228,9 @@ class Gang:
             self._log.copy(pipe.fileno(), index, to_stderr=to_stderr)
 
     def _send(self, signum: int, send: Callable[[int, int], None]) -> None:
-        for pid in self._running.values():
+        for process in self._running.values():
             with contextlib.suppress(OSError):
-                send(pid, signum)
+                send(process.pid, signum)
 
 
 def _code(code: int) -> int:

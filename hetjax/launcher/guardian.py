@@ -30,12 +30,11 @@ def clean(lines: Iterable[str]) -> None:
             left[kind, name] = None
         else:
             left.pop((kind, name), None)
-    for kind, name in left:
+    for kind, name in sorted(left, key=lambda thing: thing[0] != "process_group"):
         if kind == "process_group":
             with contextlib.suppress(OSError):
                 os.killpg(int(name), signal.SIGKILL)
-    for kind, name in left:
-        if kind == "control_group":
+        elif kind == "control_group":
             remove_control_group(name)
         elif kind == "directory":
             shutil.rmtree(name, ignore_errors=True)

@@ -36,7 +36,7 @@ def keep(directory: pathlib.Path, process: int, snapshot: beacons.Snapshot) -> s
             break
     if not text:
         return None
-    handle, name = tempfile.mkstemp(prefix=f"hetjax-worker-{process}-", suffix=".stack")
-    with open(handle, "w") as file:
+    prefix = f"hetjax-worker-{process}-"
+    with tempfile.NamedTemporaryFile("w", prefix=prefix, suffix=".stack", delete=False) as file:
         file.write(text)
-    return name
+    return file.name

@@ -16,13 +16,12 @@ import signal
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 from hetjax.launcher import cpu_shares, environment, faults, gang, stacks
 from hetjax.processes import beacons, endings, interrupt, join
 
 BAD_INPUT = 2
-INTERRUPTED = endings.INTERRUPTED
 _STOPPED = {128 + number for number in interrupt.ENDS}
 
 _AFTER_DEATH_SECS = 2.0  # grace for workers that wait for a dead one and have nothing to save
@@ -74,7 +73,7 @@ class Verdict(NamedTuple):
     restart: bool = False
 
 
-def supervise(options: Options, make: "Callable[..., Supervisor] | None" = None) -> int:
+def supervise(options: Options, make: "type[Supervisor] | None" = None) -> int:
     """Runs the command once for each worker until all have finished.
 
     Call it from the main thread: it handles the signals of `interrupt.ENDS` meanwhile.
@@ -101,8 +100,7 @@ def supervise(options: Options, make: "Callable[..., Supervisor] | None" = None)
             guardian.add("control_group", group)
         cache = stack.enter_context(directory("hetjax-cache-", guardian))
         log.say(f"{options.num_workers} workers; {shares.description}")
-        made = (make or Supervisor)(options, shares, guardian, log, events, cache)
-        return stack.enter_context(made).run()
+        return (make or Supervisor)(options, shares, guardian, log, events, cache).run()
 
 
 @contextlib.contextmanager
@@ -134,6 +132,7 @@ class Supervisor:
         return min(self._options.heartbeat_secs / beacons.WRITES_PER_HEARTBEAT, 1.0)
 
     def run(self) -> int:
+        """Attempts until one is the last; the exit code."""
         most = self._options.max_restarts
         for attempt in itertools.count():
             verdict = self._attempt(attempt)
@@ -151,12 +150,6 @@ class Supervisor:
             "the same command goes on from the last checkpoint, if there is one"
         )
         return verdict.code
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        """Puts away what it has made."""
 
     def _environments(self, common: Mapping[str, str]) -> list[dict[str, str]]:
         """The variables of each process that begins."""
@@ -271,7 +264,7 @@ class Supervisor:
             self._set_deadline(secs, self._too_late)  # one says so again and again
             return
         self._verdict = Verdict(1, f"worker {late} did not end within {secs:g} s and was killed")
-        if self._stop_code not in (0, INTERRUPTED):
+        if self._stop_code not in (0, endings.INTERRUPTED):
             self._workers.kill()
         else:
             self._terminate(self._options.grace_secs)
@@ -315,7 +308,7 @@ class Supervisor:
         if codes and not told.trace:
             cause += f" (exit code {codes[0]})"
         cause = self._after_a_stop(cause)
-        code = told.code if told.code in (BAD_INPUT, INTERRUPTED) else 1
+        code = told.code if told.code in (BAD_INPUT, endings.INTERRUPTED) else 1
         if told.words.startswith(endings.OF_INPUT) and not beacons.any_round(self._directory):
             code, cause = BAD_INPUT, f"{cause} (before the first round; nothing is restarted)"
         self._verdict = Verdict(code, cause, restart=code == 1 and not self._stop_code)
@@ -328,7 +321,7 @@ class Supervisor:
             # This process or the whole machine was stopped; the workers may have been, too.
             self._next_look = now + self._options.heartbeat_secs
             return
-        if self._verdict or self._faults or self._stop_code not in (0, INTERRUPTED):
+        if self._verdict or self._faults or self._stop_code not in (0, endings.INTERRUPTED):
             return
         snapshots = self._snapshots()
         stopped = self._stopped()

@@ -8,10 +8,10 @@ missing or not a number is left out.
 
 - `page` is the whole page; `bilevel` that of a bilevel run, `comparison` that of several runs.
 - `files` reads a workdir; `watching` writes its page while the run goes on.
-- `cards` are what a notebook shows, with `graph_pictures` and `simulation`.
-- `sections` are its headings, captions and pictures; `tiles` its key numbers; `tables` its rounds.
-- `timeline`, `quotas`, `gates`, `round_times`, `losses` and `gossip` draw one thing each.
-- `canvas` has what all pictures share; `heat_map` and `line_panels` are two kinds of picture.
+- `cards` are what a notebook shows, with `graph_pictures`.
+- `sections` are its headings, captions and pictures; `tiles` its key numbers.
+- `timeline`, `over_rounds`, `gates`, `losses` and `gossip` draw one thing each.
+- `canvas` has what all pictures share; `line_panels` is one kind of picture.
 - `series` reads numbers from the records; `words` writes numbers as text.
 
 Nothing here needs JAX. matplotlib is imported when the first picture is drawn.

@@ -10,15 +10,13 @@ from collections.abc import Sequence
 from hetjax import paths
 from hetjax.report import bilevel, comparison, files, watching
 
-_NOTE = "The page loads nothing from elsewhere."
-
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Reads runs from their directories, writes their page, and prints where it lies."""
     parser = argparse.ArgumentParser(
         prog="python -m hetjax.report",
         description="Writes the report of a run again from its files, or one page of several "
-        f"runs. {_NOTE}",
+        "runs. The page loads nothing from elsewhere.",
     )
     parser.add_argument(
         "directories",

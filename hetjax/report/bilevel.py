@@ -11,15 +11,14 @@ import numpy as np
 from hetjax.report import (
     canvas,
     line_panels,
+    over_rounds,
     page,
-    quotas,
     sections,
     series,
     tiles,
     timeline,
     words,
 )
-from hetjax.report.series import Record
 
 LOSSES: list[line_panels.Line] = [
     ("upper_loss", canvas.ACCENT, "-", "F, the upper loss"),
@@ -34,7 +33,11 @@ _METRIC_COLOURS = [canvas.ACCENT, canvas.WORKERS[0], canvas.WORKERS[2], canvas.W
 
 
 def render(
-    *, config: Record, summary: Record, history: Sequence[Record], rounds: Sequence[Record]
+    *,
+    config: series.Record,
+    summary: series.Record,
+    history: series.History,
+    rounds: series.History,
 ) -> str:
     """The page as the text of an HTML file that loads nothing from elsewhere.
 
@@ -57,7 +60,7 @@ def render(
     )
 
 
-def drawn(history: Sequence[Record]) -> list[dict[str, Any]]:
+def drawn(history: series.History) -> list[dict[str, Any]]:
     """The records with the fields that `line_panels` draws."""
     found = []
     for record in history:
@@ -67,12 +70,12 @@ def drawn(history: Sequence[Record]) -> list[dict[str, Any]]:
     return found
 
 
-def numbered(rounds: Sequence[Record]) -> list[dict[str, Any]]:
+def numbered(rounds: series.History) -> list[dict[str, Any]]:
     """The rounds of both levels as those of one run."""
     return [{**record, "round": index, "full": True} for index, record in enumerate(rounds)]
 
 
-def _tiles(summary: Record) -> list[tiles.Tile]:
+def _tiles(summary: series.Record) -> list[tiles.Tile]:
     missing, twice, processed, again = (
         sum(of_level[f"examples_{what}"] for of_level in summary["levels"].values())
         for what in ("missing", "duplicated", "processed", "revisited")
@@ -81,8 +84,8 @@ def _tiles(summary: Record) -> list[tiles.Tile]:
     each = summary["cost_of_a_hypergradient"]
     products = each["hessian_products"] + each["cross_products"]
     gap, residual = (words.loss(summary.get(name)) for name in ("gap", "residual"))
-    accuracy = [name for name in summary if name.endswith("accuracy") and name[:5] != "best_"]
-    first = accuracy[0] if accuracy else ""
+    accuracies = (name for name in summary if name.endswith("accuracy"))
+    first = next((name for name in accuracies if not name.startswith("best_")), "")
     return [
         (
             first.replace("_", " ").capitalize(),
@@ -113,7 +116,7 @@ def _tiles(summary: Record) -> list[tiles.Tile]:
     ]
 
 
-def _sections(summary: Record, history: Sequence[Record], rounds: Sequence[Record]) -> list[str]:
+def _sections(summary: series.Record, history: series.History, rounds: series.History) -> list[str]:
     metrics = list(series.evaluations(history, ""))[: len(_METRIC_COLOURS)]
     accuracies = [name for name in metrics if name.endswith("accuracy")]
     others = [name for name in metrics if name not in accuracies]
@@ -135,7 +138,7 @@ def _lines(metrics: Sequence[str]) -> list[line_panels.Line]:
 
 
 def _picture(
-    heading: str, caption: str, history: Sequence[Record], lines: Sequence[line_panels.Line]
+    heading: str, caption: str, history: series.History, lines: Sequence[line_panels.Line]
 ) -> str:
     """Curves over steps and over seconds, of lines that have a number; empty if none has."""
     known = [line for line in lines if np.isfinite(series.column(history, line[0])).any()]
@@ -152,7 +155,7 @@ def _picture(
     return sections.section(heading, caption, draw, key=line_panels.key(known))
 
 
-def round_sections(summary: Record, rounds: Sequence[Record]) -> list[str]:
+def round_sections(summary: series.Record, rounds: series.History) -> list[str]:
     """The sections on workers and rounds: who waits, quotas, time of each kind, and the ledger.
 
     Args:
@@ -168,13 +171,13 @@ def round_sections(summary: Record, rounds: Sequence[Record]) -> list[str]:
     ]
 
 
-def _of_rounds(rounds: Sequence[Record]) -> list[str]:
+def _of_rounds(rounds: series.History) -> list[str]:
     """Pictures of the workers: their last rounds, and their quotas for the costliest kinds."""
     in_turn = numbered(rounds)
     bars = "Each bar is one worker in one round of either level, with its microbatches."
     draw = partial(timeline.draw_timeline, in_turn)
     found = [sections.section("Who computes, who waits", bars, draw)]
-    of_kind: dict[str, list[Record]] = {}
+    of_kind: dict[str, list[series.Record]] = {}
     for record in in_turn:
         of_kind.setdefault(f"{record['level']} level, {record['request']}", []).append(record)
     secs = {name: np.nansum(series.column(own, "round_secs")) for name, own in of_kind.items()}
@@ -182,12 +185,12 @@ def _of_rounds(rounds: Sequence[Record]) -> list[str]:
     for name in sorted(of_kind, key=lambda name: -secs[name])[:_MOST_KINDS]:
         own = [{**record, "round": index} for index, record in enumerate(of_kind[name])]
         if len(own) > 1:
-            draw = partial(quotas.draw_quotas, own)
+            draw = partial(over_rounds.draw_quotas, own)
             found.append(sections.section(f"Quotas: {name}", given, draw))
     return found
 
 
-def _kinds_table(summary: Record) -> str:
+def _kinds_table(summary: series.Record) -> str:
     total = sum(kind["secs"] for kind in summary["kinds"].values()) or 1.0
     head = ("level: what is asked", "rounds", "a round", "share of time", "sent a round", "quotas")
     lines = [
@@ -204,7 +207,7 @@ def _kinds_table(summary: Record) -> str:
     return words.table(head, lines)
 
 
-def _ledger_table(summary: Record) -> str:
+def _ledger_table(summary: series.Record) -> str:
     head = ("level", "processed", "missing", "duplicated", "never processed", "revisits")
     names = ("processed", "missing", "duplicated", "never_processed", "revisited")
     lines = [

@@ -163,12 +163,24 @@ def points(axes: Axes) -> int:
 
 
 def finish(axes: Axes, text: str, x: np.ndarray, label: str) -> None:
-    """Gives axes whose curves are drawn a title, and `x` from 0 to its end."""
+    """Gives axes whose curves are drawn a title, `x` from 0 to its end, and plain ticks.
+
+    Their numbers are without powers of ten; short logarithmic axes have finer ones.
+    """
+    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+
     is_log = axes.get_yscale() == "log"
     title(axes, f"{text}, log scale" if is_log else text)
     axes.set_xlim(0, 1.02 * np.nanmax(x, initial=0.0) or 1.0)
     axes.set_xlabel(label, **AXIS_LABEL)
-    _plain_ticks(axes, logarithmic=is_log)
+    axes.xaxis.set_major_locator(MaxNLocator(6, steps=TICK_STEPS))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.6g}"))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.4g}"))
+    if is_log:
+        low, high = axes.get_ylim()
+        fine = (1.0, 2.0, 5.0) if high < 1e3 * low else (1.0,)
+        axes.yaxis.set_major_locator(LogLocator(10, subs=fine, numticks=12))
+        axes.yaxis.set_minor_formatter(NullFormatter())
 
 
 def pixel(axes: Axes) -> float:
@@ -192,20 +204,6 @@ def fill_boxes(
     path = Path(np.stack([x.ravel(), y.ravel()], axis=1), codes)
     # Not add_patch: it would read each corner to find limits, which are set already.
     axes.add_artist(PathPatch(path, **{"linewidth": 0, **style}))
-
-
-def _plain_ticks(axes: Axes, *, logarithmic: bool) -> None:
-    """Numbers without powers of ten, and finer ones on short logarithmic axes."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
-
-    axes.xaxis.set_major_locator(MaxNLocator(6, steps=TICK_STEPS))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.6g}"))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.4g}"))
-    if logarithmic:
-        low, high = axes.get_ylim()
-        fine = (1.0, 2.0, 5.0) if high < 1e3 * low else (1.0,)
-        axes.yaxis.set_major_locator(LogLocator(10, subs=fine, numticks=12))
-        axes.yaxis.set_minor_formatter(NullFormatter())
 
 
 def log_scale(axes: Axes, heights: np.ndarray) -> None:

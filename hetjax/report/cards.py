@@ -18,12 +18,11 @@ from hetjax.report import (
     graph_pictures,
     line_panels,
     losses,
-    quotas,
+    over_rounds,
     series,
     timeline,
     words,
 )
-from hetjax.report.series import Record
 
 MOST_BYTES = 60_000
 WIDTH = 330  # pixels, of a picture
@@ -97,9 +96,9 @@ def of_run(
     title: str,
     rows: Rows,
     *,
-    summary: Record,
-    history: Sequence[Record],
-    rounds: Sequence[Record] = (),
+    summary: series.Record,
+    history: series.History,
+    rounds: series.History = (),
 ) -> str:
     """The card of a run: its losses, its quotas, who computes and who waits.
 
@@ -110,33 +109,26 @@ def of_run(
         history: a record a round, or of a bilevel run an outer step.
         rounds: of a bilevel run a record a round of either level, as far as they are known.
     """
+    pictures, key = [], ""
     if any("upper_loss" in record for record in history[:1]):
         drawn, lines = bilevel.drawn(history), bilevel.LOSSES
         lines = [line for line in lines if np.isfinite(series.column(drawn, line[0])).any()]
-        pictures = []
         if lines:
             draw = line_panels.draw_lines
             pictures.append(draw("loss", drawn, lines, width=WIDTH, x_label="outer steps"))
         key, history = line_panels.key(lines), bilevel.numbered(rounds)
     else:
-        pictures, key = _training(summary, history)
+        evaluated = series.evaluations(history, "loss")
+        has_training = bool(np.isfinite(series.column(history, "loss")).any())
+        if has_training or evaluated:
+            pictures.append(losses.draw_losses(history, summary, width=WIDTH, most_panels=1))
+            key = losses.key(evaluated, has_training=has_training)
+        if series.count_workers(history):
+            pictures.append(over_rounds.draw_quotas(history, width=WIDTH))
     if 0 < series.count_workers(history) <= _MOST_BARS and series.has_clock(summary):
         pictures.append(timeline.draw_timeline(history, width=WIDTH))
         key += _BARS
     return card(title, rows, pictures, key=key)
-
-
-def _training(summary: Record, history: Sequence[Record]) -> tuple[list[str], str]:
-    """Pictures of loss and quotas, and what the lines of the loss are."""
-    pictures, key = [], ""
-    evaluated = series.evaluations(history, "loss")
-    has_training = bool(np.isfinite(series.column(history, "loss")).any())
-    if has_training or evaluated:
-        pictures.append(losses.draw_losses(history, summary, width=WIDTH, most_panels=1))
-        key = losses.key(evaluated, has_training=has_training)
-    if series.count_workers(history):
-        pictures.append(quotas.draw_quotas(history, width=WIDTH))
-    return pictures, key
 
 
 def of_links(

@@ -14,14 +14,13 @@ from hetjax.report import (
     canvas,
     files,
     line_panels,
+    over_rounds,
     page,
-    quotas,
     sections,
     series,
     watching,
     words,
 )
-from hetjax.report.series import FloatArray, Record
 from hetjax.writers import kept
 
 if TYPE_CHECKING:
@@ -83,7 +82,7 @@ def _style(index: int) -> tuple[str, str]:
     return canvas.WORKERS[index % canvas.NUM_COLOURS], _STYLES[index // canvas.NUM_COLOURS]
 
 
-def _curve(axes: Axes, x: FloatArray, y: FloatArray, index: int, count: int) -> None:
+def _curve(axes: Axes, x: np.ndarray, y: np.ndarray, index: int, count: int) -> None:
     """That of a run of so many; the first ones are wider, so that equal ones all show."""
     colour, shape = _style(index)
     width, at = 1.6 + 1.2 * min(count - 1 - index, 3), np.isfinite(y)
@@ -108,7 +107,7 @@ def _section(heading: str, caption: str, table: str) -> str:
 
 
 def _figures(runs: Named) -> str:
-    figures: list[tuple[str, Callable[[Record], str]]] = [
+    figures: list[tuple[str, Callable[[series.Record], str]]] = [
         ("training loss", lambda s: words.loss(s.get("train_loss"))),
         *((name.replace("_", " "), partial(_metric, name)) for name in _evaluated_names(runs)),
         ("rounds", lambda s: words.count(s.get("rounds"))),
@@ -130,7 +129,7 @@ def _evaluated_names(runs: Named) -> list[str]:
     return [name for name in dict.fromkeys(found) if not name.startswith("worst_")][:4]
 
 
-def _metric(name: str, summary: Record) -> str:
+def _metric(name: str, summary: series.Record) -> str:
     shown = words.percent if name.endswith("accuracy") else words.loss
     return shown(summary.get(name))
 
@@ -155,7 +154,7 @@ def _short(value: Any) -> str:
 # --- Pictures ---
 
 
-def _losses(runs: Named, heading: str, values: Callable[[files.Written], FloatArray]) -> str:
+def _losses(runs: Named, heading: str, values: Callable[[files.Written], np.ndarray]) -> str:
     """Over rounds, examples and seconds; empty where no run has any."""
     if not any(np.isfinite(values(run)).any() for _, run in runs):
         return ""
@@ -167,7 +166,7 @@ def _losses(runs: Named, heading: str, values: Callable[[files.Written], FloatAr
     return sections.section(heading, caption, draw, key=_key(runs))
 
 
-def _evaluated(run: files.Written) -> FloatArray:
+def _evaluated(run: files.Written) -> np.ndarray:
     """Of the first evaluated set, f64[num_rounds]."""
     found = series.evaluations(run.history, "_loss")
     own = [values for name, values in found.items() if not name.startswith("worst_")]
@@ -176,14 +175,14 @@ def _evaluated(run: files.Written) -> FloatArray:
 
 @canvas.own_settings
 def _draw_losses(
-    runs: Named, heading: str, values: Callable[[files.Written], FloatArray], *, width: int
+    runs: Named, heading: str, values: Callable[[files.Written], np.ndarray], *, width: int
 ) -> str:
     clocks = [
         series.clock(run.history) if series.has_clock(run.summary) else None for _, run in runs
     ]
     longest = max((float(secs[-1]) for secs in clocks if secs is not None), default=0.0)
     factor, unit = words.time_unit(longest)
-    abscissas: list[tuple[str, str, list[FloatArray | None]]] = [
+    abscissas: list[tuple[str, str, list[np.ndarray | None]]] = [
         ("rounds", "rounds", [series.round_ids(run.history) + 1 for _, run in runs]),
         ("examples", "examples", [series.column(r.history, "examples_processed") for _, r in runs]),
     ]
@@ -233,7 +232,7 @@ def _quotas(runs: Named) -> str:
     cells = []
     for name, run in runs:
         if series.count_workers(run.history):
-            picture = quotas.draw_quotas(run.history, width=sections.SCREENS["narrow"])
+            picture = over_rounds.draw_quotas(run.history, width=sections.SCREENS["narrow"])
             cells.append(f"<div><h3>{words.escaped(name)}</h3>{picture}</div>")
     if not cells:
         return ""

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from hetjax.report import series
-from hetjax.report.series import Record
 
 _LEVELS = ("upper_rounds.jsonl", "lower_rounds.jsonl")
 
@@ -88,7 +87,7 @@ def _read_json(path: pathlib.Path) -> dict[str, Any]:
         raise ValueError(f"{path} is not JSON: {error}") from error
 
 
-def so_far(config: Record, history: Sequence[Record]) -> dict[str, Any]:
+def so_far(config: series.Record, history: series.History) -> dict[str, Any]:
     """What the summary of a run of training would say now, as far as its lines tell it."""
     cluster = series.part(config, "cluster")
     emulated = bool(cluster.get("secs_per_microbatch"))

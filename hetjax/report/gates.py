@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
-from hetjax.report import heat_map, series, words
-from hetjax.report.series import FloatArray, Record
+from hetjax.report import over_rounds, series, words
 
 TABLE_WORKERS = 16
 HEADS = ["worker", "given", "finished", "returned", "examples counted"]
 
 
-def microbatches(history: Sequence[Record]) -> tuple[FloatArray, FloatArray]:
+def microbatches(history: series.History) -> tuple[np.ndarray, np.ndarray]:
     """What was given and what was finished, f64[num_rounds, num_workers]; the rest was returned."""
     return series.matrix(history, "quotas"), series.matrix(history, "microbatches_done")
 
 
-def share(history: Sequence[Record]) -> FloatArray:
+def share(history: series.History) -> np.ndarray:
     """Finished over given, f64[num_rounds, num_workers]; NaN if none was given."""
     given, finished = microbatches(history)
     return finished / np.where(given > 0, given, np.nan)
 
 
-def draw_microbatches(history: Sequence[Record], *, width: int) -> str:
+def draw_microbatches(history: series.History, *, width: int) -> str:
     """A map of the share that each worker finished, bright is all of it."""
-    return heat_map.draw(
+    return over_rounds.heat_map(
         100 * share(history),
         series.round_ids(history),
         width=width,
@@ -37,7 +34,7 @@ def draw_microbatches(history: Sequence[Record], *, width: int) -> str:
     )
 
 
-def caption(part: Record) -> str:
+def caption(part: series.Record) -> str:
     """Says which gate, what share came back, and what became of microbatches in flight."""
     text = f"The gate '{part['trigger']}' closes a round {part['closes']}. "
     if part.get("in_flight") == "drop":
@@ -49,7 +46,7 @@ def caption(part: Record) -> str:
     return f"{text} {share} of the microbatches came back."
 
 
-def table(history: Sequence[Record]) -> str:
+def table(history: series.History) -> str:
     """Microbatches and examples of each worker over the whole run, as HTML.
 
     With more than `TABLE_WORKERS` workers: those that returned most, and the others in one line.

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from hetjax.report import canvas, series, words
-from hetjax.report.series import FloatArray, Record
 
 
-def bytes_of_worker(summary: Record, history: Sequence[Record]) -> float:
+def bytes_of_worker(summary: series.Record, history: series.History) -> float:
     """Mean bytes that a worker sends a round; NaN for one worker, or if not known."""
     sent = series.number(summary.get("bytes_sent_per_round"))
     workers = summary.get("num_workers") or series.count_workers(history)
     return sent / workers if workers > 1 else float("nan")
 
 
-def consensus(history: Sequence[Record], summary: Record) -> tuple[FloatArray, FloatArray]:
+def consensus(history: series.History, summary: series.Record) -> tuple[np.ndarray, np.ndarray]:
     """Epochs, and the distance relative to the mean's norm, of rounds where it is above 0."""
     relative = series.column(series.parts(history, "consensus"), "relative")
     epochs = series.epochs_done(history, summary)
@@ -26,7 +23,7 @@ def consensus(history: Sequence[Record], summary: Record) -> tuple[FloatArray, F
 
 
 @canvas.own_settings
-def draw_consensus(history: Sequence[Record], summary: Record, *, width: int) -> str:
+def draw_consensus(history: series.History, summary: series.Record, *, width: int) -> str:
     """The relative consensus distance against epochs; there must be a point, see `consensus`."""
     x, y = consensus(history, summary)
     figure, (axes,) = canvas.panels(width, 1, right=78)
@@ -38,7 +35,7 @@ def draw_consensus(history: Sequence[Record], summary: Record, *, width: int) ->
     return canvas.to_svg(figure, f"gossip-{width}", "Consensus distance against epochs")
 
 
-def mixing(summary: Record, history: Sequence[Record]) -> str:
+def mixing(summary: series.Record, history: series.History) -> str:
     """Says how fast the replicas come together, by which exchanges, and what that sends."""
     part, sent = series.part(summary, "gossip"), bytes_of_worker(summary, history)
     text = (

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from hetjax.report import canvas, series, words
-from hetjax.report.series import Record
 
 Line = tuple[str, str, str, str]  # field, colour, style, name
 _CSS_STYLES = {"-": "solid", "--": "dashed", ":": "dotted"}
@@ -27,7 +26,7 @@ def key(lines: Sequence[Line]) -> str:
 @canvas.own_settings
 def draw_lines(
     name: str,
-    history: Sequence[Record],
+    history: series.History,
     lines: Sequence[Line],
     *,
     width: int,

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from hetjax.report import canvas, line_panels, series, words
-from hetjax.report.series import FloatArray, Record
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 EVALUATION_STYLES = [(canvas.ACCENT, "o-"), (canvas.INK, "s--"), (canvas.MUTED, "^:")]
 
-Lines = tuple[FloatArray | None, Mapping[str, FloatArray]]  # of training, and evaluated by name
-Metrics = Mapping[str, Lines]
+Lines = tuple[np.ndarray | None, Mapping[str, np.ndarray]]  # of training, and evaluated by name
 
 
 @canvas.own_settings
 def draw_losses(
-    history: Sequence[Record], summary: Record, *, width: int, most_panels: int = 2
+    history: series.History, summary: series.Record, *, width: int, most_panels: int = 2
 ) -> str:
     """Training and evaluated loss against time, if there is a clock, and against epochs."""
     abscissas = _abscissas(history, summary)[:most_panels]
@@ -39,7 +37,9 @@ def draw_losses(
     return canvas.to_svg(figure, f"losses-{width}", label)
 
 
-def _abscissas(history: Sequence[Record], summary: Record) -> list[tuple[str, str, FloatArray]]:
+def _abscissas(
+    history: series.History, summary: series.Record
+) -> list[tuple[str, str, np.ndarray]]:
     """Name, label and f64[num_rounds] of what a loss is drawn against."""
     against_epochs = ("epochs", "epochs", series.epochs_done(history, summary))
     if not series.has_clock(summary):
@@ -50,7 +50,7 @@ def _abscissas(history: Sequence[Record], summary: Record) -> list[tuple[str, st
 
 
 @canvas.own_settings
-def draw_accuracies(history: Sequence[Record], summary: Record, *, width: int) -> str:
+def draw_accuracies(history: series.History, summary: series.Record, *, width: int) -> str:
     """Evaluated accuracy, in percent, against epochs."""
     found = {k: 100 * v for k, v in series.evaluations(history, "accuracy").items()}
     nothing = np.full(len(history), np.nan)
@@ -68,7 +68,7 @@ def draw_accuracies(history: Sequence[Record], summary: Record, *, width: int) -
 
 @canvas.own_settings
 def draw_metrics(
-    metrics: Metrics, history: Sequence[Record], summary: Record, *, width: int
+    metrics: Mapping[str, Lines], history: series.History, summary: series.Record, *, width: int
 ) -> str:
     """Metrics by their names, against epochs, one below the other."""
     x = series.epochs_done(history, summary)
@@ -80,7 +80,7 @@ def draw_metrics(
     return canvas.to_svg(figure, f"metrics-{width}", "Metrics against epochs")
 
 
-def _draw(axes: Axes, x: FloatArray, lines: Lines) -> None:
+def _draw(axes: Axes, x: np.ndarray, lines: Lines) -> None:
     """The curve of training, and the first three evaluated ones, each in its own style."""
     train, evaluated = lines
     if train is not None:

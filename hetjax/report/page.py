@@ -8,15 +8,17 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from hetjax.report import sections, series, tables, tiles, words
-from hetjax.report.series import Record
+from hetjax.report import sections, series, tiles, words
+
+TABLE_ROUNDS = 12  # at each end of the run
+HEADS = ["round", "epoch", "examples", "loss", "round time", "waiting", "quotas", "evaluated"]
 
 
 def render(
     *,
-    config: Record,
-    summary: Record,
-    history: Sequence[Record],
+    config: series.Record,
+    summary: series.Record,
+    history: series.History,
     notes: Sequence[str] = (),
     every_secs: int = 0,
 ) -> str:
@@ -32,7 +34,7 @@ def render(
     title = _title(config, summary, history)
     parts = [tiles.tiles(summary, history), *sections.sections(summary, history)]
     if history:
-        table = tables.rounds_table(history)
+        table = _rounds_table(history)
         parts.append(details("The first and the last rounds in numbers", table))
     return of_run(
         title,
@@ -51,8 +53,8 @@ def of_run(
     about: str,
     notes: Sequence[str],
     parts: Sequence[str],
-    config: Record,
-    summary: Record,
+    config: series.Record,
+    summary: series.Record,
     every_secs: int = 0,
 ) -> str:
     """The page of a run: its head, its parts in HTML, and its configuration and summary as JSON.
@@ -65,10 +67,8 @@ def of_run(
         *(f'<p class="note">{words.escaped(note)}</p>' for note in notes),
         *parts,
     ]
-    for heading, record in (
-        ("Configuration", config),
-        ("Summary, as written to summary.json", summary),
-    ):
+    shown = {"Configuration": config, "Summary, as written to summary.json": summary}
+    for heading, record in shown.items():
         text = json.dumps(record, indent=2, default=str, ensure_ascii=False)
         body.append(details(heading, f"<pre>{words.escaped(text)}</pre>"))
     return frame(title, "\n".join(part for part in body if part), every_secs=every_secs)
@@ -93,14 +93,14 @@ def details(heading: str, content: str) -> str:
     return f"<details><summary>{words.escaped(heading)}</summary>{content}</details>"
 
 
-def _title(config: Record, summary: Record, history: Sequence[Record]) -> str:
+def _title(config: series.Record, summary: series.Record, history: series.History) -> str:
     names = [series.part(config, group).get("name", "") for group in ("data", "model")]
     workers = series.count_workers([*history, summary])
     names.append(words.plural(workers, "worker") if workers else "")
     return " · ".join(name for name in names if name) or "A run"
 
 
-def about(summary: Record, *counts: str) -> str:
+def about(summary: series.Record, *counts: str) -> str:
     """What the run was, in a line; `counts` are numbers of the summary, such as its rounds."""
     parts = [
         *(words.plural(summary.get(name), name[:-1].replace("_", " ")) for name in counts),
@@ -111,7 +111,7 @@ def about(summary: Record, *counts: str) -> str:
     return " · ".join(["hetjax report", *(part for part in parts if part)])
 
 
-def endings(summary: Record, step: str) -> list[str]:
+def endings(summary: series.Record, step: str) -> list[str]:
     """How the run ended and where it was resumed, by the number of a `step`."""
     notes = []
     if summary.get("interrupted"):
@@ -125,7 +125,7 @@ def endings(summary: Record, step: str) -> list[str]:
     return notes
 
 
-def _notes(summary: Record, history: Sequence[Record]) -> list[str]:
+def _notes(summary: series.Record, history: series.History) -> list[str]:
     """What a reader must know before the numbers."""
     notes = endings(summary, "round")
     notes += summary.get("notes") or []
@@ -147,3 +147,42 @@ def _notes(summary: Record, history: Sequence[Record]) -> list[str]:
     elif bad:
         notes.append(f"{bad:,} of {len(history):,} rounds have no finite training loss.")
     return notes
+
+
+def _rounds_table(history: series.History) -> str:
+    """The first and the last `TABLE_ROUNDS` rounds as an HTML table."""
+    first, *last = series.first_and_last(history, TABLE_ROUNDS)
+    lines = [_line(record) for record in first]
+    if (hidden := len(history) - 2 * TABLE_ROUNDS) > 0:
+        lines.append([f"… {hidden:,} rounds …"])
+    lines += [_line(record) for part in last for record in part]
+    return words.table(HEADS, lines, kind="rounds")
+
+
+def _line(record: series.Record) -> list[str]:
+    return [
+        words.count(record.get("round")),
+        words.count(record.get("epoch")),
+        words.count(record.get("examples")),
+        words.loss(record.get("loss")) or "-",
+        words.time(record.get("round_secs")),
+        words.percent(record.get("waiting_fraction")),
+        _quotas(record),
+        _evaluated(record.get("eval")),
+    ]
+
+
+def _quotas(record: series.Record) -> str:
+    """Microbatches given to each worker; if fewer were done, those done "of" those given."""
+    given, done = (_numbers(record.get(name)) for name in ("quotas", "microbatches_done"))
+    return f"{done} of {given}" if given and done.strip(" -") and done != given else given
+
+
+def _numbers(values: Sequence[float] | None) -> str:
+    return " ".join(words.count(value) or "-" for value in values or ())
+
+
+def _evaluated(numbers: series.Record | None) -> str:
+    return ", ".join(
+        f"{name} {series.number(value):.4g}" for name, value in (numbers or {}).items()
+    )

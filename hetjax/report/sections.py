@@ -2,29 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from functools import partial
 
 import numpy as np
 
-from hetjax.report import (
-    canvas,
-    gates,
-    gossip,
-    losses,
-    quotas,
-    round_times,
-    series,
-    timeline,
-    words,
-)
-from hetjax.report.series import Record
+from hetjax.report import canvas, gates, gossip, losses, over_rounds, series, timeline, words
 
 SCREENS = {"wide": 900, "narrow": 340}  # pixels; the reader sees the one that fits
 MOST_METRICS = 6
 
 
-def sections(summary: Record, history: Sequence[Record]) -> list[str]:
+def sections(summary: series.Record, history: series.History) -> list[str]:
     """The sections of the page as HTML; those without numbers are left out."""
     if not history:
         return []
@@ -64,12 +53,13 @@ def section(
     return f"<section>{''.join(found)}{below}</section>"
 
 
-def _timeline(summary: Record, history: Sequence[Record]) -> str:
+def _timeline(summary: series.Record, history: series.History) -> str:
     caption = "Each bar is one worker in one round, with the number of microbatches it computed. "
-    gate = series.part(summary, "gate")
-    if not gate:
+    if not series.part(summary, "gate"):
+        for_whom = "the slowest"
         caption += "With good quotas all bars of a round end together."
     else:
+        for_whom = "the last to finish"
         caption += "The gate closes a round before every quota is done; bars need not end together."
     if np.nansum(series.matrix(history, "host_secs")) > 0:
         caption += " Before its bar a worker's process makes the update, by itself."
@@ -81,34 +71,29 @@ def _timeline(summary: Record, history: Sequence[Record]) -> str:
             f" Waiting was {words.percent(first)} of the workers' time in the first round and "
             f"{words.percent(last)} in the last ones."
         )
-    return section(
-        "Who computes, who waits",
-        caption,
-        partial(timeline.draw_timeline, history),
-        key=_timeline_key(series.count_workers(history), gated=bool(gate)),
-    )
-
-
-def _timeline_key(num_workers: int, *, gated: bool) -> str:
+    num_workers = series.count_workers(history)
     filled = "ramp" if num_workers > canvas.NUM_COLOURS else "computing"
     empty = "grey" if num_workers > 16 else "waiting"
-    for_whom = "the last to finish" if gated else "the slowest"
-    return (
+    key = (
         f'<span><i class="{filled}"></i>computing</span>'
         f'<span><i class="{empty}"></i>waiting for {for_whom}</span>'
         "<span>gap: synchronisation; a long pause is cut short and its length written</span>"
     )
+    draw = partial(timeline.draw_timeline, history)
+    return section("Who computes, who waits", caption, draw, key=key)
 
 
-def _quotas(history: Sequence[Record]) -> str:
+def _quotas(history: series.History) -> str:
     caption = "Microbatches that each worker is given a round. "
     if series.count_workers(history) > canvas.NUM_COLOURS:
         caption += "Bright is many, dark is few. "
     caption += "Single rounds of equal quotas are trials."
-    return section("Quotas", caption + _left_out(history), partial(quotas.draw_quotas, history))
+    return section(
+        "Quotas", caption + _left_out(history), partial(over_rounds.draw_quotas, history)
+    )
 
 
-def _gate(summary: Record, history: Sequence[Record]) -> str:
+def _gate(summary: series.Record, history: series.History) -> str:
     """Empty in runs without a gate."""
     part, num_workers = series.part(summary, "gate"), series.count_workers(history)
     if not part:
@@ -121,23 +106,23 @@ def _gate(summary: Record, history: Sequence[Record]) -> str:
     return section(heading, caption, draw, below=gates.table(history))
 
 
-def _round_times(summary: Record, history: Sequence[Record]) -> str:
+def _round_times(summary: series.Record, history: series.History) -> str:
     caption = (
         "From the start of a round to the start of the next; the number beside the run is the "
         "median of its last 20 rounds. Triangles at the top are rounds that took longer still."
     )
     if np.isfinite(series.column(history, "optimal_round_secs")).any():
         caption += " The optimum is that of the best quotas for the true speeds."
-    draw = partial(round_times.draw_round_times, history, summary)
+    draw = partial(over_rounds.draw_times, history, summary)
     return section("Time of a round", caption + _left_out(history), draw)
 
 
-def _left_out(history: Sequence[Record]) -> str:
+def _left_out(history: series.History) -> str:
     short = len(history) - len(series.full_rounds(history))
     return " The short last round of each epoch is left out." if short else ""
 
 
-def _losses(summary: Record, history: Sequence[Record]) -> str:
+def _losses(summary: series.Record, history: series.History) -> str:
     caption = "Against epochs: how much each pass over the data teaches, whatever the speeds."
     if series.has_clock(summary):
         caption = f"Against time: how soon a loss is reached. {caption}"
@@ -150,7 +135,7 @@ def _losses(summary: Record, history: Sequence[Record]) -> str:
     return section("Loss", caption + _replicas(evaluated), draw, key=key)
 
 
-def _accuracies(summary: Record, history: Sequence[Record]) -> str:
+def _accuracies(summary: series.Record, history: series.History) -> str:
     """Empty if none was evaluated."""
     evaluated = series.evaluations(history, "accuracy")
     if not evaluated:
@@ -161,7 +146,7 @@ def _accuracies(summary: Record, history: Sequence[Record]) -> str:
     return section("Accuracy", caption + _replicas(evaluated), draw, key=key)
 
 
-def _metrics(summary: Record, history: Sequence[Record]) -> str:
+def _metrics(summary: series.Record, history: series.History) -> str:
     """Empty if there are none but losses, and accuracies that are drawn elsewhere."""
     trained, evaluated = series.training_metrics(history), series.evaluated_metrics(history)
     names = dict.fromkeys([*evaluated, *trained])
@@ -188,7 +173,7 @@ def _replicas(found: Collection[str]) -> str:
     return " The test set is tried on the mean of the replicas and on the worst of them."
 
 
-def _gossip(summary: Record, history: Sequence[Record]) -> str:
+def _gossip(summary: series.Record, history: series.History) -> str:
     """Empty for replicas that stay equal."""
     if not series.part(summary, "gossip"):
         return ""

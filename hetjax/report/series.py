@@ -14,7 +14,8 @@ import numpy as np
 MAX_POINTS = 500  # longer curves are thinned: a page must not grow with the length of the run
 
 Record = Mapping[str, Any]
-FloatArray = np.ndarray
+History = Sequence[Record]
+"""Records in their order, such as one a round."""
 
 
 def number(value: float | None) -> float:
@@ -22,12 +23,12 @@ def number(value: float | None) -> float:
     return float("nan") if value is None or not np.isfinite(value) else float(value)
 
 
-def column(history: Sequence[Record], name: str) -> FloatArray:
+def column(history: History, name: str) -> np.ndarray:
     """Field `name` of each round, f64[num_rounds]; NaN if it is missing."""
     return _numbers([record.get(name) for record in history])
 
 
-def _numbers(values: list[float | None]) -> FloatArray:
+def _numbers(values: list[float | None]) -> np.ndarray:
     """`number` of each value, f64[len(values)]."""
     found = np.array(values, dtype=float)  # None becomes NaN
     return np.where(np.isfinite(found), found, np.nan)
@@ -38,12 +39,12 @@ def part(record: Record, name: str) -> Record:
     return record.get(name) or {}
 
 
-def parts(history: Sequence[Record], name: str) -> list[Record]:
+def parts(history: History, name: str) -> list[Record]:
     """`part` of each round."""
     return [part(record, name) for record in history]
 
 
-def matrix(history: Sequence[Record], name: str) -> FloatArray:
+def matrix(history: History, name: str) -> np.ndarray:
     """Field `name` of each round and worker, f64[num_rounds, num_workers], NaN for gaps."""
     num_workers = count_workers(history)
     cells: list[float | None] = []
@@ -53,25 +54,25 @@ def matrix(history: Sequence[Record], name: str) -> FloatArray:
     return _numbers(cells).reshape(len(history), num_workers)
 
 
-def count_workers(history: Sequence[Record]) -> int:
+def count_workers(history: History) -> int:
     """The largest number of workers in any round; a run never changes it."""
     ends = [*history[:20], *history[-20:]]
     cells = (record.get(name) or () for record in ends for name in ("quotas", "compute_secs"))
     return max(map(len, cells), default=0)
 
 
-def round_ids(history: Sequence[Record]) -> FloatArray:
+def round_ids(history: History) -> np.ndarray:
     """The number of each round; its place in the file if the line does not say."""
     ids = column(history, "round")
     return np.where(np.isnan(ids), np.arange(len(history)), ids)
 
 
-def full_rounds(history: Sequence[Record]) -> list[Record]:
+def full_rounds(history: History) -> list[Record]:
     """The rounds without the short one that ends an epoch, which says nothing of speeds."""
     return [record for record in history if record.get("full", True)] or list(history)
 
 
-def epochs_done(history: Sequence[Record], summary: Record) -> FloatArray:
+def epochs_done(history: History, summary: Record) -> np.ndarray:
     """Epochs done at the end of each round: examples processed / examples an epoch."""
     processed = column(history, "examples_processed")
     epoch = column(history, "epoch")
@@ -90,14 +91,14 @@ def has_clock(summary: Record) -> bool:
     return bool(summary.get("emulated")) or summary.get("clock") != "virtual"
 
 
-def clock(history: Sequence[Record]) -> FloatArray:
+def clock(history: History) -> np.ndarray:
     """Seconds of the run at the end of each round."""
     secs = np.nan_to_num(column(history, "round_secs"))
     starts = column(history, "start_secs")
     return np.where(np.isnan(starts), np.cumsum(secs) - secs, starts) + secs
 
 
-def evaluations(history: Sequence[Record], ending: str) -> dict[str, FloatArray]:
+def evaluations(history: History, ending: str) -> dict[str, np.ndarray]:
     """Evaluated numbers whose name ends with `ending`: name -> f64[num_rounds], NaN between.
 
     Those of the test set come first; the order decides which is drawn in which style.
@@ -106,14 +107,14 @@ def evaluations(history: Sequence[Record], ending: str) -> dict[str, FloatArray]
     return {n: found[n] for n in sorted(found, key=lambda n: not n.startswith("test"))}
 
 
-def _known(records: Sequence[Record], ending: str = "") -> dict[str, FloatArray]:
+def _known(records: History, ending: str = "") -> dict[str, np.ndarray]:
     """The fields with such names that have a number, by name."""
     names = sorted({n for record in records for n in record if n.endswith(ending)})
     found = {name: column(records, name) for name in names}
     return {name: values for name, values in found.items() if np.isfinite(values).any()}
 
 
-def not_finite(history: Sequence[Record]) -> list[str]:
+def not_finite(history: History) -> list[str]:
     """A sentence on each evaluated number that was not finite at some evaluation.
 
     Example:
@@ -130,12 +131,12 @@ def not_finite(history: Sequence[Record]) -> list[str]:
     return found
 
 
-def evaluated_metrics(history: Sequence[Record]) -> dict[str, dict[str, FloatArray]]:
+def evaluated_metrics(history: History) -> dict[str, dict[str, np.ndarray]]:
     """Evaluated numbers by metric, then by name, without losses and accuracies.
 
     Names and their order are those of `evaluations`. The order of metrics is that of the first set.
     """
-    found: dict[str, dict[str, FloatArray]] = {}
+    found: dict[str, dict[str, np.ndarray]] = {}
     for name, values in evaluations(history, "").items():
         metric = name.removeprefix("worst_").partition("_")[2]
         if metric and metric not in ("loss", "accuracy"):
@@ -143,12 +144,12 @@ def evaluated_metrics(history: Sequence[Record]) -> dict[str, dict[str, FloatArr
     return found
 
 
-def training_metrics(history: Sequence[Record]) -> dict[str, FloatArray]:
+def training_metrics(history: History) -> dict[str, np.ndarray]:
     """Metrics of the loss function that have a number: name -> f64[num_rounds]."""
     return _known(parts(history, "metrics"))
 
 
-def first_and_last(history: Sequence[Record], count: int) -> list[Sequence[Record]]:
+def first_and_last(history: History, count: int) -> list[History]:
     """The first `count` rounds and, of the others, the last `count`.
 
     Example:
@@ -159,7 +160,7 @@ def first_and_last(history: Sequence[Record], count: int) -> list[Sequence[Recor
     return [part for part in (first, rest[-count:]) if part]
 
 
-def thin(x: FloatArray, y: FloatArray, *, points: int = MAX_POINTS) -> tuple[FloatArray, ...]:
+def thin(x: np.ndarray, y: np.ndarray, *, points: int = MAX_POINTS) -> tuple[np.ndarray, ...]:
     """`(x, mean, low, high)` of at most `points` equal stretches of a curve.
 
     Args:

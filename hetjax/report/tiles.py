@@ -7,12 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from hetjax.report import gossip, series, words
-from hetjax.report.series import Record
 
 Tile = tuple[str, str, str]  # what, number, line below; without a number it is left out
 
 
-def tiles(summary: Record, history: Sequence[Record]) -> str:
+def tiles(summary: series.Record, history: series.History) -> str:
     """The key numbers as HTML, those without a number left out."""
     missing, twice = (words.count(summary.get(f"examples_{k}")) for k in ("missing", "duplicated"))
     both = f"{missing} and {twice}" if missing and twice else ""
@@ -41,7 +40,7 @@ def grid(everything: Sequence[Tile]) -> str:
     return f'<dl class="tiles">{"".join(cells)}</dl>' if cells else ""
 
 
-def _start(summary: Record) -> Tile:
+def _start(summary: series.Record) -> Tile:
     """How long it took to the end of the first round, and with what."""
     start = summary.get("start") or {}
     stages = {name: secs for name, secs in start.items() if name != "first_round" and secs >= 0.1}
@@ -49,7 +48,7 @@ def _start(summary: Record) -> Tile:
     return "First round after", words.time(start.get("first_round")), below
 
 
-def _learning(summary: Record) -> list[Tile]:
+def _learning(summary: series.Record) -> list[Tile]:
     """The metric of the best evaluation, accuracy with the losses below it, or a loss."""
     judged_by = str(summary.get("judged_by") or "")
     set_name = judged_by.partition("_")[0] or "test"
@@ -75,7 +74,7 @@ def _learning(summary: Record) -> list[Tile]:
     ]
 
 
-def _judged(summary: Record, judged_by: str) -> Tile:
+def _judged(summary: series.Record, judged_by: str) -> Tile:
     """The metric by which an evaluation is the best, if no other tile has it."""
     if judged_by.endswith(("_loss", "_accuracy")):
         return "", "", ""
@@ -86,7 +85,7 @@ def _judged(summary: Record, judged_by: str) -> Tile:
     return judged_by.replace("_", " ").capitalize(), value, below
 
 
-def _speed(summary: Record) -> list[Tile]:
+def _speed(summary: series.Record) -> list[Tile]:
     """The mean round, beside the optimum and an equal split; nothing without a clock."""
     if not series.has_clock(summary):
         return []
@@ -110,7 +109,7 @@ def _speed(summary: Record) -> list[Tile]:
     ]
 
 
-def _traffic(summary: Record, history: Sequence[Record]) -> list[Tile]:
+def _traffic(summary: series.Record, history: series.History) -> list[Tile]:
     """Examples a second if there is a gate; with several workers what they send, and how long."""
     per_sec = series.number(summary.get("examples_per_sec"))
     gated = bool(series.part(summary, "gate")) and per_sec > 0
@@ -126,7 +125,7 @@ def _traffic(summary: Record, history: Sequence[Record]) -> list[Tile]:
     ]
 
 
-def _last_quotas(summary: Record) -> tuple[str, str]:
+def _last_quotas(summary: series.Record) -> tuple[str, str]:
     """The quotas of the last full round."""
     values = series.matrix([summary], "quotas")[-1]
     if not np.isfinite(values).any():

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from hetjax.report import canvas, series, words
-from hetjax.report.series import FloatArray, Record
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -19,17 +17,17 @@ ROW_WITH_TEXT = 14  # pixels; in a lower row no number can be read and no hatch 
 class _Layout(NamedTuple):
     """Where successive rounds are drawn, f64[num_rounds] in the unit of the axis."""
 
-    start: FloatArray
-    local: FloatArray  # until the last worker finished, with host_secs
-    gap: FloatArray  # from there to the next round, long pauses cut short
-    pause: FloatArray  # secs; the length of a pause that is cut short, else 0
+    start: np.ndarray
+    local: np.ndarray  # until the last worker finished, with host_secs
+    gap: np.ndarray  # from there to the next round, long pauses cut short
+    pause: np.ndarray  # secs; the length of a pause that is cut short, else 0
 
     def end(self) -> float:
         return float((self.start + self.local + self.gap)[-1])
 
 
 @canvas.own_settings
-def draw_timeline(history: Sequence[Record], *, width: int) -> str:
+def draw_timeline(history: series.History, *, width: int) -> str:
     """Computing and waiting of each worker in the first and in the last rounds."""
     narrow, num_workers = width < canvas.NARROW, series.count_workers(history)
     parts = series.first_and_last(history, 3 if narrow else 6)
@@ -58,7 +56,7 @@ def draw_timeline(history: Sequence[Record], *, width: int) -> str:
     return canvas.to_svg(figure, f"timeline-{width}", "Timeline of each worker")
 
 
-def _lay_out(rounds: Sequence[Record], *, factor: float = 1.0) -> _Layout:
+def _lay_out(rounds: series.History, *, factor: float = 1.0) -> _Layout:
     """Places successive rounds on an axis whose unit is 1 / `factor` seconds."""
     compute = np.nan_to_num(series.matrix(rounds, "compute_secs"))
     busiest = np.max(compute + _host_secs(rounds), axis=1, initial=0.0)
@@ -70,14 +68,12 @@ def _lay_out(rounds: Sequence[Record], *, factor: float = 1.0) -> _Layout:
     return _Layout(start * factor, local * factor, gap * factor, np.where(gap < pause, pause, 0))
 
 
-def _host_secs(rounds: Sequence[Record]) -> FloatArray:
+def _host_secs(rounds: series.History) -> np.ndarray:
     """Seconds that each worker's process needed before it computed, if they are known."""
     return np.nan_to_num(series.matrix(rounds, "host_secs"))
 
 
-def _bars(
-    axes: Axes, part: Sequence[Record], layout: _Layout, *, factor: float, row: float
-) -> None:
+def _bars(axes: Axes, part: series.History, layout: _Layout, *, factor: float, row: float) -> None:
     """Computing and waiting: one path for each worker, and one for all waiting."""
     compute = np.nan_to_num(series.matrix(part, "compute_secs")) * factor
     begin = np.minimum(_host_secs(part) * factor, layout.local[:, None])
@@ -108,7 +104,7 @@ def _bars(
     canvas.fill_boxes(axes, waiting, half=half, edgecolor=canvas.MUTED, **style)
 
 
-def _round_names(axes: Axes, part: Sequence[Record], layout: _Layout) -> None:
+def _round_names(axes: Axes, part: series.History, layout: _Layout) -> None:
     """Names above the axes where each round starts, and how long pauses are that are cut short."""
     pixel = canvas.pixel(axes)
     names = [

@@ -4,7 +4,6 @@ The problem that MATCHA's schedules solve: probabilities of matchings within MAT
 budget. Here are its checks, its matrices, and the search for the best connected mean graph.
 """
 
-import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -25,15 +24,15 @@ class Problem:
         link_secs: ArrayLike | None,
     ):
         parts.number(above=0.0, at_most=1.0).check("budget", budget)
-        self.matchings = tuple(
-            _checked_matching(j, m, num_workers) for j, m in enumerate(matchings)
-        )
+        self.matchings = tuple(graphs.checked_edges(edges, num_workers) for edges in matchings)
+        for number, edges in enumerate(self.matchings):
+            if np.bincount(edges.ravel(), minlength=1).max() != 1:
+                raise ValueError(f"matching {number} must have edges, at most one of each worker")
         self.num_matchings, self.num_workers = len(self.matchings), num_workers
         self.edges = np.concatenate([np.zeros((0, 2), np.int64), *self.matchings])
         graphs.check_connected(self.edges, num_workers)
         sizes = [len(matching) for matching in self.matchings]
         self.owner = np.repeat(np.arange(self.num_matchings), sizes)
-        self.offsets = np.cumsum([0, *sizes[:-1]])
         secs = np.ones(self.num_matchings) if link_secs is None else np.asarray(link_secs, float)
         if secs.shape != (self.num_matchings,) or not (np.isfinite(secs) & (secs > 0)).all():
             raise ValueError(
@@ -52,13 +51,11 @@ class Problem:
     def mean_laplacian(self, probabilities: np.ndarray) -> np.ndarray:
         return mixing.weighted_laplacian(self.edges, probabilities[self.owner], self.num_workers)
 
-    def forms(self, left: np.ndarray, right: np.ndarray) -> np.ndarray:
-        """leftᵀ L_j right of each matching, f64[M, k, k]; `left` and `right` are f64[n, k]."""
-        first, second = self.edges.T
-        left, right = left[first] - left[second], right[first] - right[second]
-        bounds = [*self.offsets, len(self.edges)]
-        parts = itertools.pairwise(bounds)
-        return np.array([left[a:b].T @ right[a:b] for a, b in parts])
+    def forms(self, basis: np.ndarray) -> np.ndarray:
+        """basisᵀ L_j basis of each matching, f64[M, k, k]; `basis` is f64[n, k]."""
+        differences = (basis[edges[:, 0]] - basis[edges[:, 1]] for edges in self.matchings)
+        # Of two arrays, since the product of one with itself rounds otherwise.
+        return np.array([each.T @ each.copy() for each in differences])
 
     def most_connected(self) -> np.ndarray:
         """The p with the largest λ₂ of the mean Laplacian."""
@@ -77,31 +74,14 @@ class Problem:
                 return best
             basis = wider
             probabilities, lower = spectra.least_top_eigenvalue(
-                np.zeros((basis.shape[1],) * 2),
-                -self.forms(basis, basis),
-                start=best,
-                low=np.zeros(self.num_matchings),
-                high=np.ones(self.num_matchings),
-                costs=self.secs,
-                limit=self.budget,
+                -self.forms(basis), start=best, costs=self.secs, limit=self.budget
             )
 
-    def moments(self, probabilities: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """L̄ and S of E[WᵀW] = I − 2α L̄ + α² S, f64[n, n] each.
+    def best_alpha(self, probabilities: np.ndarray) -> spectra.Alpha:
+        """The α with the least ρ, of E[WᵀW] = I − 2α L̄ + α² S.
 
         L_j² = 2 L_j for a matching, so S = L̄² + 2 Σ p_j(1 − p_j) L_j.
         """
         mean = self.mean_laplacian(probabilities)
-        return mean, mean @ mean + 2 * self.mean_laplacian(probabilities * (1 - probabilities))
-
-    def best_alpha(self, probabilities: np.ndarray) -> spectra.Alpha:
-        """The α with the least ρ."""
-        return spectra.best_alpha(*self.moments(probabilities))
-
-
-def _checked_matching(number: int, matching: ArrayLike, num_workers: int) -> np.ndarray:
-    edges = graphs.checked_edges(matching, num_workers)
-    uses = np.bincount(edges.ravel(), minlength=1)
-    if uses.max() != 1:
-        raise ValueError(f"matching {number} must have edges, at most one of each worker")
-    return edges
+        spread = self.mean_laplacian(probabilities * (1 - probabilities))
+        return spectra.best_alpha(mean, mean @ mean + 2 * spread)

@@ -114,7 +114,7 @@ def ring(num_workers: int) -> Graph:
       >>> ring(4).edges.tolist()
       [[0, 1], [0, 3], [1, 2], [2, 3]]
     """
-    return _shifts("ring", num_workers, [1])
+    return _linked("ring", num_workers, [np.roll(np.arange(num_workers), -1)])
 
 
 def star(num_workers: int) -> Graph:
@@ -159,9 +159,7 @@ def torus(num_workers: int) -> Graph:
             "leave out one"
         )
     grid = np.arange(num_workers).reshape(rows, -1)
-    steps = [np.stack([grid, np.roll(grid, -1, axis)], axis=-1).reshape(-1, 2) for axis in (0, 1)]
-    edges = np.concatenate(steps)
-    return Graph("torus", num_workers, edges[edges[:, 0] != edges[:, 1]])
+    return _linked("torus", num_workers, [np.roll(grid, -1, axis).ravel() for axis in (0, 1)])
 
 
 def exponential(num_workers: int) -> Graph:
@@ -176,7 +174,7 @@ def exponential(num_workers: int) -> Graph:
       decentralized deep training", 2021, arXiv 2110.13363. Its graph is directed (i receives
       from i − 2^k only). This one has the links in both directions, so W is symmetric.
     """
-    return _shifts("exponential", num_workers, _powers(num_workers))
+    return _linked("exponential", num_workers, _powers_away(num_workers))
 
 
 def random_graph(num_workers: int, *, degree: int = 4, seed: int = 0) -> Graph:
@@ -230,10 +228,7 @@ def one_peer_exponential(num_workers: int) -> PeriodicGraph:
       Ying, Yuan, Chen, Hu, Pan, Yin, "Exponential graph is provably efficient for
       decentralized deep training", 2021, arXiv 2110.13363.
     """
-    workers = np.arange(num_workers)
-    shifts = _powers(num_workers) or [0]
-    phases = tuple((workers - shift) % num_workers for shift in shifts)
-    return PeriodicGraph("one_peer_exponential", num_workers, phases)
+    return PeriodicGraph("one_peer_exponential", num_workers, tuple(_powers_away(num_workers)))
 
 
 GRAPHS: dict[str, Callable[..., Graph | PeriodicGraph]] = {
@@ -315,18 +310,16 @@ def check_connected(edges: np.ndarray, num_workers: int) -> None:
         )
 
 
-def _shifts(name: str, num_workers: int, shifts: Sequence[int]) -> Graph:
-    """The graph with the links i - (i + shift) mod n."""
-    if num_workers == 1:
-        return Graph(name, 1, np.zeros((0, 2), np.int64))
-    workers = np.arange(num_workers)
-    edges = [np.stack([workers, (workers + shift) % num_workers], axis=1) for shift in shifts]
-    return Graph(name, num_workers, np.concatenate(edges))
+def _linked(name: str, num_workers: int, others: Sequence[np.ndarray]) -> Graph:
+    """The graph that links worker i with `each[i]` of the others, but not with itself."""
+    edges = np.stack([np.tile(np.arange(num_workers), len(others)), np.concatenate(others)], axis=1)
+    return Graph(name, num_workers, edges[edges[:, 0] != edges[:, 1]])
 
 
-def _powers(num_workers: int) -> list[int]:
-    """1, 2, 4, … below n."""
-    return [1 << power for power in range((num_workers - 1).bit_length())]
+def _powers_away(num_workers: int) -> list[np.ndarray]:
+    """(i − 2^t) mod n of each worker i, for all 2^t < n; of one worker itself."""
+    powers = range(max((num_workers - 1).bit_length(), 1))
+    return [np.roll(np.arange(num_workers), 1 << power) for power in powers]
 
 
 def _codes(first: np.ndarray, second: np.ndarray) -> np.ndarray:

@@ -128,12 +128,15 @@ def matcha(
         Wang, Sahu, Yang, Joshi, Kar, "MATCHA: Speeding up decentralized SGD via matching
         decomposition sampling", 2019, arXiv 1905.09435.
     """
-    made = functools.partial(_undirected, graph, degree=degree, seed=graph_seed)
 
     def plan(facts: RunFacts) -> gossip_lib.Gossip:
-        return gossip_lib.matcha(
-            made(facts.num_workers), budget, seed=facts.seed, solve_once=facts.solve_once
-        )
+        found = _graph(graph, facts.num_workers, degree=degree, seed=graph_seed)
+        if isinstance(found, graphs.PeriodicGraph):
+            raise ValueError(
+                f"reducer.graph: got {found.name!r}, whose links go one way; matcha needs an "
+                "undirected graph, such as 'ring'"
+            )
+        return gossip_lib.matcha(found, budget, seed=facts.seed, solve_once=facts.solve_once)
 
     return gossiping(plan, before_update=False)._replace(most_workers=_MATCHA_WORKERS)
 
@@ -166,18 +169,6 @@ def _graph(
         return graphs.make_graph(graph, num_workers, degree=degree, seed=seed)
     links.check_size(f"reducer.graph: {graph.name!r}", graph.num_workers, num_workers)
     return graph
-
-
-def _undirected(
-    graph: str | graphs.Graph | graphs.PeriodicGraph, num_workers: int, *, degree: int, seed: int
-) -> graphs.Graph:
-    found = _graph(graph, num_workers, degree=degree, seed=seed)
-    if isinstance(found, graphs.PeriodicGraph):
-        raise ValueError(
-            f"reducer.graph: got {found.name!r}, whose links go one way; matcha needs an "
-            "undirected graph, such as 'ring'"
-        )
-    return found
 
 
 REDUCERS: dict[str, Callable[..., Reducer]] = {

@@ -86,18 +86,11 @@ def _lowest(parabolas: list[tuple[float, float]]) -> tuple[float, float]:
 
 
 def least_top_eigenvalue(
-    constant: np.ndarray,
-    slopes: np.ndarray,
-    *,
-    start: np.ndarray,
-    low: np.ndarray,
-    high: np.ndarray,
-    costs: np.ndarray,
-    limit: float,
+    slopes: np.ndarray, *, start: np.ndarray, costs: np.ndarray, limit: float
 ) -> tuple[np.ndarray, float]:
-    """Minimises the largest eigenvalue of A(x) = constant + Σ x_j slopes_j, f64[k, k].
+    """Minimises the largest eigenvalue of A(x) = Σ x_j slopes_j, f64[k, k].
 
-    It searches low ≤ x ≤ high, costs·x ≤ limit. Each unit vector v gives a cut, vᵀA(x)v ≤ s.
+    It searches 0 ≤ x ≤ 1, costs·x ≤ limit. Each unit vector v gives a cut, vᵀA(x)v ≤ s.
     Several eigenvalues meet at the optimum, and there eigenvectors alone converge slowly. The sums
     and differences of two of them bring in the entries off the diagonal.
 
@@ -106,9 +99,9 @@ def least_top_eigenvalue(
     from scipy import optimize
 
     x, best, least, lower, scale = start, start, np.inf, -np.inf, 0.0
-    cuts, ends = np.zeros((0, len(x))), np.zeros(0)
+    cuts = np.zeros((0, len(x)))
     for _ in range(_MOST_CUTS):
-        values, vectors = eigh(constant + np.tensordot(x, slopes, 1))
+        values, vectors = eigh(np.tensordot(x, slopes, 1))
         if values[-1] < least:
             best, least = x, float(values[-1])
         scale = scale or max(abs(least), 1e-12)  # HiGHS's tolerances are absolute
@@ -120,12 +113,11 @@ def least_top_eigenvalue(
             [top, (top[:, i] + top[:, j]) / 2**0.5, (top[:, i] - top[:, j]) / 2**0.5], axis=1
         )
         cuts = np.append(cuts, np.sum(top * (slopes @ top), axis=1).T / scale, axis=0)
-        ends = np.append(ends, -np.sum(top * (constant @ top), axis=0) / scale)
         result = optimize.linprog(
             np.append(np.zeros(len(x)), 1.0),
             A_ub=np.block([[cuts, -np.ones((len(cuts), 1))], [costs, np.zeros(1)]]),
-            b_ub=np.append(ends, limit),
-            bounds=[*zip(low, high, strict=True), (None, None)],
+            b_ub=np.append(np.zeros(len(cuts)), limit),
+            bounds=[*[(0, 1)] * len(x), (None, None)],
             method="highs",
             options={
                 "presolve": False,
@@ -135,15 +127,12 @@ def least_top_eigenvalue(
         )
         if result.status != 0:  # numerical trouble; the best x so far is still feasible
             break
-        x, lower = np.clip(result.x[:-1], low, high), max(lower, float(result.fun) * scale)
-        room, used = limit - costs @ low, costs @ (x - low)
-        if used > room:  # as the tolerance of the linear program allows
-            x = low + (x - low) * (room / used)
+        x, lower = np.clip(result.x[:-1], 0, 1), max(lower, float(result.fun) * scale)
+        x = x * (limit / max(costs @ x, limit))  # what the program's tolerance allows
         # Cuts half-way to the best point so far took half as many steps as those at the vertex.
         x = 0.5 * (x + best)
         # The tight cuts keep the bound; most of the others never matter again.
-        kept = np.argsort(ends - cuts @ x, kind="stable")[: 5 * len(x) + 40]
-        cuts, ends = cuts[kept], ends[kept]
+        cuts = cuts[np.argsort(-cuts @ x, kind="stable")[: 5 * len(x) + 40]]
     return best, lower
 
 

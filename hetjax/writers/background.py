@@ -189,10 +189,7 @@ def sending(
 
     try:
         yield send
-    except KeyboardInterrupt:
-        background.close("interrupted")
-        raise
-    except BaseException:
-        background.close("failed")
+    except BaseException as error:
+        background.close("interrupted" if isinstance(error, KeyboardInterrupt) else "failed")
         raise
     background.close("finished")

@@ -62,7 +62,7 @@ class _Csv:
                 rows = list(csv_lib.DictReader(file))
             self._columns += new
             self._write_anew(rows)
-        self._add([{"step": record.step, **record.scalars}])
+        self._table.writerow({"step": record.step, **record.scalars})
 
     def close(self, ended: records.Ended) -> None:
         if self._file is not None:
@@ -74,9 +74,6 @@ class _Csv:
             self._file.close()
         with whole.written(self._path) as new:
             self._file = new.open("w", newline="", buffering=1)
-            csv_lib.writer(self._file, lineterminator="\n").writerow(self._columns)
-            self._add(rows)
-
-    def _add(self, rows: list[dict[str, Any]]) -> None:
-        assert self._file is not None
-        csv_lib.DictWriter(self._file, self._columns, lineterminator="\n").writerows(rows)
+            self._table = csv_lib.DictWriter(self._file, self._columns, lineterminator="\n")
+            self._table.writeheader()
+            self._table.writerows(rows)

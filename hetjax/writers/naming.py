@@ -52,14 +52,13 @@ def _named(line: Mapping[str, Any], sets: Sequence[str]) -> Iterator[tuple[str, 
         if name == "eval":
             for of_set, number in value.items():
                 yield _of_set(of_set, sets), _number(number)
-        elif name == "metrics":
-            yield from ((f"train/{metric}", _number(number)) for metric, number in value.items())
         elif name == "kinds":
             yield from _of_kinds(value)
         elif name in _OF_A_WORKER:
             yield from _of_workers(_OF_A_WORKER[name], value)
         elif isinstance(value, Mapping):
-            yield from ((f"{name}/{key}", _number(number)) for key, number in value.items())
+            group = "train" if name == "metrics" else name
+            yield from ((f"{group}/{key}", _number(number)) for key, number in value.items())
         elif name not in _NO_NUMBERS and not isinstance(value, bool | str | list | tuple):
             prefix = "train" if name in _OF_TRAINING else rest
             yield f"{prefix}/{name}", _number(value)

@@ -6,7 +6,7 @@ import matplotlib
 import pytest
 from matplotlib import patches
 
-from hetjax.report import canvas, losses, quotas, round_times, sections, timeline
+from hetjax.report import canvas, losses, over_rounds, sections, timeline
 from tests.report import runs
 
 
@@ -20,7 +20,7 @@ def test_losses_that_are_not_numbers_leave_gaps(bad):
 
 def test_a_worker_that_is_absent_is_named_so():
     history = runs.make_history(12, 3, present=lambda i: [True, i < 6, True])
-    picture = quotas.draw_quotas(history, width=900)
+    picture = over_rounds.draw_quotas(history, width=900)
     assert "worker 1: absent" in picture
     assert "worker 2: absent" not in picture
 
@@ -43,8 +43,8 @@ def test_the_callers_matplotlib_settings_neither_matter_nor_change(pages):
         before = dict(matplotlib.rcParams)
         drawn = [
             timeline.draw_timeline(history, width=width),
-            quotas.draw_quotas(history, width=width),
-            round_times.draw_round_times(history, {}, width=width),
+            over_rounds.draw_quotas(history, width=width),
+            over_rounds.draw_times(history, {}, width=width),
             losses.draw_losses(history, {}, width=width),
             losses.draw_accuracies(history, {}, width=width),
         ]
