@@ -9,14 +9,13 @@ before it.
 
 import functools
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from hetjax import trees, types
 from hetjax.ordering import balance, pairs
-from hetjax.ordering.ordering import Losses, Observer, Sizes
+from hetjax.ordering.ordering import Observer, Sizes
 
 
 def two_level(sizes: Sizes, *, block_pairs: int) -> Observer:
@@ -102,14 +101,7 @@ def make_observe(block_pairs: int) -> Callable:
             the whole microbatch.
     """
 
-    def observe(
-        losses: Losses,
-        shared: types.Shared,
-        private_sum: types.PyTree,
-        microbatch: types.Microbatch,
-        position: jax.Array,
-        rng: jax.Array,
-    ) -> tuple[tuple[jax.Array, Any], tuple, types.PyTree, jax.Array]:
+    def observe(losses, shared, private_sum, microbatch, position, rng):
         size, params = microbatch.example_ids.shape[0], shared.params
         values, pull, weights = jax.vjp(lambda p: losses(p, None), params, has_aux=True)
         (grads,) = pull(jnp.ones_like(values))

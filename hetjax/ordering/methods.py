@@ -140,12 +140,8 @@ def pair_balance_exact(*, balance_every: BalanceEvery = 1) -> Ordering:
 @parts.factory
 def d_grab_exact(*, balance_every: BalanceEvery = 1) -> Ordering:
     """D-GraB as in the paper, by the gradient of every example."""
-    return _balanced(
-        "per_example",
-        "d_grab",
-        coordinated=True,
-        balances=_every(balance_every),
-    )
+    balances = _every(balance_every)
+    return _balanced("per_example", "d_grab", coordinated=True, balances=balances)
 
 
 ORDERINGS: dict[str, Callable[..., Ordering]] = {

@@ -171,9 +171,7 @@ def fixed_map() -> Ordering:
     """
     init, place_balanced = balanced()
 
-    def place(
-        state: PlacedState, realised_examples: np.ndarray, example_signs: np.ndarray | None
-    ) -> PlacedState:
+    def place(state, realised_examples, example_signs):
         positions = state.num_placed + np.arange(len(realised_examples))
         return place_balanced(state, realised_examples, 1 - 2 * (positions % 2))
 
