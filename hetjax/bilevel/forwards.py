@@ -117,11 +117,9 @@ class Unrolled:
             grad_x = trajectory.Learned(grad_x, carry.adjoint[0])
         chosen = carry.chosen.step if self.picks_worst else ()
         y, opt = carry.reached
-        return machine.Result(
-            grad_x,
-            machine.State(y, () if self.picks_worst else opt, (), carry.turn + 1),
-            machine.Info(carry.loss, carry.lower_loss, step_chosen=chosen),
-        )
+        state = machine.State(y, () if self.picks_worst else opt, (), carry.turn + 1)
+        info = machine.Info(carry.loss, carry.lower_loss, step_chosen=chosen)
+        return machine.Result(grad_x, state, info)
 
 
 class Displaced(Unrolled):

@@ -135,15 +135,12 @@ class _Implicit(NamedTuple):
     def system(self) -> tuple[machine.Step, ...]:
         """The products, all on the next batch of the lower level."""
 
-        def along(carry: Implied) -> At:
-            return At(carry.x, carry.y, carry.k, carry.solving.vector)
-
         def product(take: Callable, *, is_new: bool) -> machine.Ask:
             def taken(carry: Implied, answer: Answer) -> Implied:
                 product = vectors.like(answer.y, carry.y)
                 return carry._replace(solving=take(carry.solving, product))
 
-            return machine.Ask(What(Kind.PRODUCTS, LOWER, is_new=is_new), along, taken)
+            return machine.Ask(What(Kind.PRODUCTS, LOWER, is_new=is_new), _along("vector"), taken)
 
         first, num_others = self.solve.take, self.solve.num_products - 1
         if self.warm:
@@ -158,14 +155,11 @@ class _Implicit(NamedTuple):
         """Subtracts the cross product with v."""
         if self.fd_step is None:
 
-            def along(carry: Implied) -> At:
-                return At(carry.x, carry.y, carry.k, carry.solving.solution)
-
             def subtracted(carry: Implied, answer: Answer) -> Implied:
                 return carry._replace(grad_x=vectors.add(carry.grad_x, answer.x, -1.0))
 
             what = What(Kind.PRODUCTS, LOWER, ("x",), is_new=is_new)
-            return (machine.Ask(what, along, subtracted),)
+            return (machine.Ask(what, _along("solution"), subtracted),)
         return tuple(
             machine.Ask(
                 What(Kind.GRADIENT, LOWER, ("x",), is_new=is_new and sign > 0),
@@ -229,14 +223,18 @@ class _Implicit(NamedTuple):
             curvature=solving.curvature if has_system else (),
         )
         memory = solving.solution if self.warm else ()
-        return machine.Result(
-            carry.grad_x, machine.State(carry.y, carry.opt, memory, carry.turn + 1), info
-        )
+        state = machine.State(carry.y, carry.opt, memory, carry.turn + 1)
+        return machine.Result(carry.grad_x, state, info)
 
 
 def _at_step(carry: Implied) -> At:
     """On the step's own batch; after the steps, on the next one."""
     return At(carry.x, carry.y, carry.k)
+
+
+def _along(which: str) -> Callable[[Implied], At]:
+    """At the last step, along a vector of the linear system."""
+    return lambda carry: _at_step(carry)._replace(vector=getattr(carry.solving, which))
 
 
 def _take_gradient(carry: Implied, answer: Answer) -> Implied:

@@ -140,9 +140,7 @@ def _of_optimizer(
     def made(x: PyTree) -> optax.GradientTransformation:
         return tx if isinstance(tx, optax.GradientTransformation) else tx(x)
 
-    def step(
-        x: PyTree, y: PyTree, state: PyTree, gradients: tuple[PyTree, ...], k: Any
-    ) -> tuple[PyTree, PyTree]:
+    def step(x, y, state, gradients, k):
         updates, state = made(x).update(direction(gradients, k), state, y)
         return optax.apply_updates(y, updates), state
 

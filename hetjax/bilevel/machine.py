@@ -133,7 +133,7 @@ class Estimator(NamedTuple):
         Raises:
             ValueError: the position is behind the last request.
         """
-        ask = _asked(position)
+        ask = next_ask(position.left)
         return ask.what, ask.at(position.carry)
 
     def receive(self, position: Position, answer: problem_lib.Answer) -> Position:
@@ -146,7 +146,7 @@ class Estimator(NamedTuple):
         Raises:
             ValueError: the position is behind the last request.
         """
-        carry = _asked(position).receive(position.carry, answer)
+        carry = next_ask(position.left).receive(position.carry, answer)
         return _settled(position.program, carry, position.left[1:])
 
     def result(self, position: Position) -> Result:
@@ -237,14 +237,10 @@ def asked_for(program: Steps, times: int = 1) -> Iterator[tuple[problem_lib.What
 # --- One request at a time: what of the program is left ---
 
 
-def _asked(position: Position) -> Ask:
-    if position.is_done:
-        raise ValueError("bilevel: nothing more is asked; take estimator.result(position)")
-    return next_ask(position.left)
-
-
 def next_ask(left: Steps) -> Ask:
     """The `Ask` before which a program has stopped."""
+    if not left:
+        raise ValueError("bilevel: nothing more is asked; take estimator.result(position)")
     ask = left[0]
     assert isinstance(ask, Ask)
     return ask

@@ -267,7 +267,6 @@ def table(tx: lower_lib.Optimizer, num_steps: int, x: PyTree, *, start: Any = No
             continue
         given = Learned(x, start) if recipe.learns_start else x
         cost = recipe.cost(tx, num_steps, given)
-        numbers = (cost.losses, cost.gradients, cost.hessian_products, cost.cross_products)
-        cells = [f"`{key}`", recipe.name, *map(str, numbers), recipe.paper]
+        cells = [f"`{key}`", recipe.name, *map(str, vars(cost).values()), recipe.paper]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)

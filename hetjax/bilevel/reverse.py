@@ -6,6 +6,7 @@ import math
 import jax
 import jax.numpy as jnp
 
+from hetjax import trees
 from hetjax.bilevel import diagnosis, forwards, machine, trajectory, vectors
 from hetjax.bilevel.problem import At, Kind, What
 from hetjax.bilevel.trajectory import Moment, Trajectory
@@ -20,19 +21,17 @@ class Backwards(forwards.Unrolled):
         raise NotImplementedError
 
     def backward(self) -> tuple[machine.Step, ...]:
+        levels = () if self.is_first_order else self.lower.levels
         asks = [
             machine.Ask(
                 What(Kind.PRODUCTS, level, ("x", "y")),
                 functools.partial(self.product_at, index),
                 trajectory.take_products,
             )
-            for index, level in enumerate(self.lower.levels)
+            for index, level in enumerate(levels)
         ]
-        return (
-            machine.Then(self.pulled),
-            *([] if self.is_first_order else asks),
-            machine.Then(lambda carry: carry._replace(k=carry.k - 1)),
-        )
+        to_next = machine.Then(lambda carry: carry._replace(k=carry.k - 1))
+        return machine.Then(self.pulled), *asks, to_next
 
     def pulled(self, carry: Trajectory) -> Trajectory:
         """Pulls the adjoint through the optimiser of step k - 1; products come next."""
@@ -47,6 +46,24 @@ class Backwards(forwards.Unrolled):
     def product_at(self, index: int, carry: Trajectory) -> At:
         at = trajectory.at_step(carry._replace(y=self.moment(carry).y, k=carry.k - 1))
         return at._replace(vector=carry.gradients[index])
+
+    def first_state(self, starts: PyTree, carry: Trajectory) -> Trajectory:
+        """After all steps back: pulls the adjoint through the optimiser's first state.
+
+        That state is made of x and the first y, which is that of the first of `starts`. A learning
+        rate that it holds gets its gradient here.
+        """
+        of_y, of_opt = carry.adjoint
+        if not of_opt:
+            return carry
+
+        def made(x: PyTree, y: PyTree) -> list[jax.Array]:
+            return vectors.floats(vectors.like(self.lower.init(x, y), carry.opt))
+
+        _, pull = jax.vjp(made, carry.x, vectors.item(starts, 0).y)
+        of_x, of_first = pull([jnp.where(carry.k == 0, adjoint, 0) for adjoint in of_opt])
+        adjoint = vectors.add(of_y, of_first), of_opt
+        return carry._replace(adjoint=adjoint, grad_x=vectors.add(carry.grad_x, of_x))
 
 
 class Reverse(Backwards):
@@ -74,10 +91,8 @@ class Reverse(Backwards):
         if self.picks_worst:
             fewer = lambda carry: jnp.minimum(carry.k, self.back)  # noqa: E731
         way = (*self.ways(x), machine.Repeat(self.back, self.backward(), fewer))
-        return (*way, machine.Then(self.begun)) if self.held == self.num_steps else way
-
-    def begun(self, carry: Trajectory) -> Trajectory:
-        return trajectory.through_first(self.lower.init, vectors.item(carry.past, 0).y, carry)
+        begun = machine.Then(lambda carry: self.first_state(carry.past, carry))
+        return (*way, begun) if self.held == self.num_steps else way
 
 
 class Checkpointed(Backwards):
@@ -99,11 +114,7 @@ class Checkpointed(Backwards):
         starts, segment = carry.past
         number = carry.k // self.length  # of the segment
         is_start = carry.k % self.length == 0
-        kept = jax.tree.map(
-            lambda new, old: jnp.where(is_start, new, old),
-            Moment(carry.y, carry.opt, ()),
-            vectors.item(starts, number),
-        )
+        kept = trees.select(is_start, Moment(carry.y, carry.opt, ()), vectors.item(starts, number))
         return super().made(carry._replace(past=(vectors.put(starts, number, kept), segment)))
 
     def made_again(self, carry: Trajectory) -> Trajectory:
@@ -114,9 +125,6 @@ class Checkpointed(Backwards):
 
     def moment(self, carry: Trajectory) -> Moment:
         return vectors.item(carry.past[1], (carry.k - 1) % self.length)
-
-    def begun(self, carry: Trajectory) -> Trajectory:
-        return trajectory.through_first(self.lower.init, vectors.item(carry.past[0], 0).y, carry)
 
     def to_start(self, carry: Trajectory) -> Trajectory:
         """Goes to the first step of the segment that step k - 1 is in."""
@@ -136,4 +144,5 @@ class Checkpointed(Backwards):
 
         last = self.num_steps - self.length * (self.num_segments - 1)
         others = machine.Repeat(self.num_segments - 1, segment(self.length))
-        return (*self.ways(x), *segment(last), others, machine.Then(self.begun))
+        begun = machine.Then(lambda carry: self.first_state(carry.past[0], carry))
+        return (*self.ways(x), *segment(last), others, begun)

@@ -1,11 +1,10 @@
 """What an unrolled estimator carries, where it asks, and what it does with the answers."""
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 
+from hetjax import trees
 from hetjax.bilevel import vectors
 from hetjax.bilevel.problem import Answer, At
 from hetjax.types import PyTree
@@ -90,9 +89,7 @@ def take_loss(carry: Trajectory, answer: Answer) -> Trajectory:
     """Keeps the iterate if its upper loss is the highest so far."""
     loss = answer.loss.astype(carry.chosen.loss.dtype)
     now = Choice(loss, carry.k, carry.y, carry.tangents)
-    is_worse = loss > carry.chosen.loss
-    chosen = jax.tree.map(lambda new, old: jnp.where(is_worse, new, old), now, carry.chosen)
-    return carry._replace(chosen=chosen)
+    return carry._replace(chosen=trees.select(loss > carry.chosen.loss, now, carry.chosen))
 
 
 def to_chosen(carry: Trajectory) -> Trajectory:
@@ -115,26 +112,6 @@ def take_products(carry: Trajectory, answer: Answer) -> Trajectory:
         adjoint=(vectors.add(of_y, answer.y), of_opt),
         grad_x=vectors.add(carry.grad_x, answer.x),
     )
-
-
-def through_first(
-    init: Callable[[PyTree, PyTree], PyTree], y: PyTree, carry: Trajectory
-) -> Trajectory:
-    """After all steps back: pulls the adjoint through the optimiser's first state.
-
-    That state is made of x and the first y. A learning rate that it holds gets its gradient here.
-    """
-    of_y, of_opt = carry.adjoint
-    if not of_opt:
-        return carry
-
-    def made(x: PyTree, y: PyTree) -> list[jax.Array]:
-        return vectors.floats(vectors.like(init(x, y), carry.opt))
-
-    _, pull = jax.vjp(made, carry.x, y)
-    of_x, of_first = pull([jnp.where(carry.k == 0, adjoint, 0) for adjoint in of_opt])
-    adjoint = vectors.add(of_y, of_first), of_opt
-    return carry._replace(adjoint=adjoint, grad_x=vectors.add(carry.grad_x, of_x))
 
 
 def _with(items: tuple, index: int, item: PyTree) -> tuple:

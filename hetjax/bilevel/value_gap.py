@@ -119,12 +119,11 @@ class _ValueGap(NamedTuple):
 
     def begin(self, x: PyTree, y: PyTree, state: machine.State | None) -> Gap:
         x, y = jax.tree.map(jnp.asarray, (x, y))
-        z = y
-        if state is not None:
-            y, z = state.memory
+        if state is None:
+            state = machine.State(y, opt=((), ()), memory=(y, y))
+        (y, z), (kept_y, kept_z) = state.memory, state.opt
         if self.is_dynamic:
             z = y
-        kept_y, kept_z = ((), ()) if state is None else state.opt
         zero, number = jnp.zeros((), jnp.int32), jnp.zeros((), vectors.dtype_of(y))
         none = vectors.zeros_like(y)
         begun = Gap(
@@ -146,7 +145,7 @@ class _ValueGap(NamedTuple):
             safe=y,
             crossed=zero,
             stood=zero - 1,
-            turn=zero if state is None else jnp.asarray(state.turn, jnp.int32),
+            turn=jnp.asarray(state.turn, jnp.int32),
         )
         return begun._replace(multiplier=self.weight(begun, number))  # the gap is not known yet
 

@@ -60,12 +60,11 @@ class Checkpoints:
         directory: str | pathlib.Path,
         *,
         keep: int = 2,
-        on_stage: Callable[[str], None] | None = None,
+        on_stage: Callable[[str], None] = lambda stage: None,
         meanwhile: Callable[[], None] = lambda: None,
     ) -> None:
         self._directory = pathlib.Path(directory)
-        self._keep, self._meanwhile = keep, meanwhile
-        self._on_stage = on_stage or (lambda stage: None)
+        self._keep, self._on_stage, self._meanwhile = keep, on_stage, meanwhile
         try:
             self._directory.mkdir(parents=True, exist_ok=True)
             probe = self._directory / f"{_PARTIAL}{os.getpid()}"

@@ -1,5 +1,6 @@
 """A state as host arrays by name, and back: what a checkpoint is made of."""
 
+import functools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -184,12 +185,10 @@ def _joined(prefix: str, key: str) -> str:
 
 def _named_leaves(tree: types.PyTree, prefix: str) -> Iterator[tuple[str, Any]]:
     for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
-        name = prefix
-        for key in path:
-            name = _joined(name, jax.tree_util.keystr((key,), simple=True))
+        keys = [jax.tree_util.keystr((key,), simple=True) for key in path]
         if _is_key(leaf):
-            name = f"{name}/{jax.random.key_impl(leaf)}" if name else str(jax.random.key_impl(leaf))
-        yield name, leaf
+            keys.append(str(jax.random.key_impl(leaf)))
+        yield functools.reduce(_joined, keys, prefix), leaf
 
 
 def _is_key(leaf: Any) -> bool:

@@ -1,7 +1,7 @@
 """Example orders: in which sequence examples are visited, balanced by their gradients or not.
 
-- `ordering` says what an ordering is; `methods` are the factories, by name in `ORDERINGS`.
-- `orders` places examples on the host.
+- `ordering` says what an ordering is; `ORDERINGS` has the factories by name.
+- `orders` places examples on the host; `methods` are the orders by signs.
 - `matrix_free` and `per_example` find signs on the devices; `balance` has the rule of signs.
 - `pairs` splits a microbatch into pairs.
 - `herding` measures how good an order is.
@@ -16,20 +16,22 @@ from typing import TYPE_CHECKING, Any
 from hetjax.ordering.herding import parallel_herding_bound
 from hetjax.ordering.methods import (
     ORDERINGS,
-    block_reshuffling,
     d_grab,
     d_grab_exact,
-    fixed_map,
     frozen,
     grab,
     grab_random_sign,
     pair_balance,
     pair_balance_exact,
+)
+from hetjax.ordering.ordering import Observer, Ordering, OrderState, Sizes
+from hetjax.ordering.orders import (
+    block_reshuffling,
+    fixed_map,
     random_reshuffling,
     shuffle_once,
     synchronised_reshuffling,
 )
-from hetjax.ordering.ordering import Observer, Ordering, OrderState, Sizes
 
 if TYPE_CHECKING:
     from hetjax.ordering.balance import balance_signs

@@ -9,14 +9,13 @@ before it.
 
 import functools
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from hetjax import trees, types
 from hetjax.ordering import balance, pairs
-from hetjax.ordering.ordering import Losses, Observer, Sizes
+from hetjax.ordering.ordering import Observer, Sizes
 
 
 def two_level(sizes: Sizes, *, block_pairs: int) -> Observer:
@@ -39,22 +38,19 @@ def two_level(sizes: Sizes, *, block_pairs: int) -> Observer:
     if sizes.num_workers == 1:
         return own._replace(sizes=sizes)
 
-    def coordinate(
-        running_sum: types.PyTree, private_sum: types.PyTree, axis_name: str
-    ) -> tuple[types.PyTree, jax.Array]:
-        signed_sum = jax.tree.map(jnp.subtract, private_sum, running_sum)
-        return balance.coordinate(running_sum, signed_sum, axis_name)
+    def signed(running_sum: types.PyTree, private_sum: types.PyTree) -> types.PyTree:
+        return jax.tree.map(jnp.subtract, private_sum, running_sum)
 
-    def coordinate_array(
-        running_sum: types.PyTree, private_sum: types.PyTree
-    ) -> tuple[types.PyTree, jax.Array]:
-        signed_sum = jax.tree.map(jnp.subtract, private_sum, running_sum)
+    def coordinate_array(running_sum: types.PyTree, private_sum: types.PyTree) -> tuple:
+        signed_sum = signed(running_sum, private_sum)
         one, flips = balance.coordinate_array(trees.first_row(running_sum), signed_sum)
         replicas = jax.tree.map(lambda x, y: jnp.broadcast_to(x, y.shape), one, running_sum)
         return replicas, flips
 
     return own._replace(
-        coordinate=coordinate,
+        coordinate=lambda before, after, axis_name: balance.coordinate(
+            before, signed(before, after), axis_name
+        ),
         coordinate_array=coordinate_array,
         same_memory=True,
         sizes=sizes,
@@ -105,14 +101,7 @@ def make_observe(block_pairs: int) -> Callable:
             the whole microbatch.
     """
 
-    def observe(
-        losses: Losses,
-        shared: types.Shared,
-        private_sum: types.PyTree,
-        microbatch: types.Microbatch,
-        position: jax.Array,
-        rng: jax.Array,
-    ) -> tuple[tuple[jax.Array, Any], tuple, types.PyTree, jax.Array]:
+    def observe(losses, shared, private_sum, microbatch, position, rng):
         size, params = microbatch.example_ids.shape[0], shared.params
         values, pull, weights = jax.vjp(lambda p: losses(p, None), params, has_aux=True)
         (grads,) = pull(jnp.ones_like(values))
@@ -133,7 +122,8 @@ def make_observe(block_pairs: int) -> Callable:
             changes.append(change)
             signs.append(pairs.example_signs(sign, mask))
         sums = jnp.sum(values), weights.sum()
-        return sums, (grads,), _sum(changes), jnp.concatenate(signs)
+        change = jax.tree.map(lambda *each: functools.reduce(jnp.add, each), *changes)
+        return sums, (grads,), change, jnp.concatenate(signs)
 
     return observe
 
@@ -146,7 +136,3 @@ def _direction(running_sum: types.PyTree, params: types.PyTree) -> types.PyTree:
         scale = 1 / jnp.where(largest > 0, largest, 1)
         running_sum = jax.tree.map(lambda r: r * scale.astype(r.dtype), running_sum)
     return jax.tree.map(lambda r, p: r.astype(p.dtype), running_sum, params)
-
-
-def _sum(terms: list[types.PyTree]) -> types.PyTree:
-    return functools.reduce(lambda a, b: jax.tree.map(jnp.add, a, b), terms)

@@ -63,49 +63,6 @@ def _every(passes: int) -> Balances:
 
 
 @parts.factory
-def random_reshuffling() -> Ordering:
-    """A fresh permutation for each pass; private shards draw independently."""
-    return Ordering(*orders.random_reshuffling())
-
-
-@parts.factory
-def synchronised_reshuffling() -> Ordering:
-    """As random reshuffling, with the same order on all workers of private data."""
-    return Ordering(*orders.synchronised_reshuffling())
-
-
-@parts.factory
-def shuffle_once() -> Ordering:
-    """Random reshuffling's first order, kept for good."""
-    return Ordering(*orders.shuffle_once())
-
-
-@parts.factory
-def fixed_map() -> Ordering:
-    """Each pass's even positions ascending, then its odd ones descending: no look at the data."""
-    return Ordering(*orders.fixed_map())
-
-
-@parts.factory
-def block_reshuffling(
-    *,
-    block_size: Annotated[
-        int,
-        parts.integer(unit="examples", says="in each fixed block; 0: the square root of all"),
-    ] = 0,
-) -> Ordering:
-    """Fixed blocks of examples in a fresh sequence, and each second pass the one before, backwards.
-
-    Needs no gradients. `orders.block_reshuffling` says how it reads the paper.
-
-    References:
-        Nguyen, Phan, Kalagnanam, "Learning to shuffle: block reshuffling and reversal schemes for
-        stochastic optimization", 2026, arXiv 2604.00260.
-    """
-    return Ordering(*orders.block_reshuffling(block_size=block_size))
-
-
-@parts.factory
 def d_grab(
     *,
     block_pairs: BlockPairs = 16,
@@ -183,20 +140,16 @@ def pair_balance_exact(*, balance_every: BalanceEvery = 1) -> Ordering:
 @parts.factory
 def d_grab_exact(*, balance_every: BalanceEvery = 1) -> Ordering:
     """D-GraB as in the paper, by the gradient of every example."""
-    return _balanced(
-        "per_example",
-        "d_grab",
-        coordinated=True,
-        balances=_every(balance_every),
-    )
+    balances = _every(balance_every)
+    return _balanced("per_example", "d_grab", coordinated=True, balances=balances)
 
 
 ORDERINGS: dict[str, Callable[..., Ordering]] = {
-    "random_reshuffling": random_reshuffling,
-    "synchronised_reshuffling": synchronised_reshuffling,
-    "shuffle_once": shuffle_once,
-    "fixed_map": fixed_map,
-    "block_reshuffling": block_reshuffling,
+    "random_reshuffling": orders.random_reshuffling,
+    "synchronised_reshuffling": orders.synchronised_reshuffling,
+    "shuffle_once": orders.shuffle_once,
+    "fixed_map": orders.fixed_map,
+    "block_reshuffling": orders.block_reshuffling,
     "frozen": frozen,
     "grab": grab,
     "grab_random_sign": grab_random_sign,

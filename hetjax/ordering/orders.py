@@ -1,6 +1,6 @@
 """Which order does the next pass have, and what must the host keep for it?
 
-Every method here is a pair of pure functions, `init` and `place` of an `Ordering`, in NumPy
+An order is a pair of pure functions, `init` and `place` of an `Ordering`, in NumPy
 alone. A state is a NamedTuple of arrays, ints and tuples of ints, whose shapes do not change.
 `place` spends the state that it is given, as donation does: it may write into its arrays, so only
 the state that comes out may be used. It does not write to the examples and the signs. How an
@@ -9,11 +9,13 @@ example gets its sign is not decided here.
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
+from hetjax import parts
 from hetjax.ordering import ordering
+from hetjax.ordering.ordering import Ordering
 
 _SEE = (
     "ordering.method: grab, grab_random_sign, pair_balance_exact and d_grab_exact add up gradients "
@@ -62,30 +64,34 @@ class PairedState(NamedTuple):
     num_placed: int  # examples of this pass that were committed
 
 
-def random_reshuffling() -> Placing:
-    """A fresh permutation for each pass, drawn from (seed, pass) alone.
+@parts.factory
+def random_reshuffling() -> Ordering:
+    """A fresh permutation for each pass; private shards draw independently.
 
-    So the order of any pass is known without those before it, and does not depend on quotas.
+    It is drawn from (seed, pass) alone. So the order of any pass is known without those before it,
+    and does not depend on quotas.
 
     Example:
-        >>> init, place = random_reshuffling()
-        >>> state = init(4, (0,))
+        >>> order = random_reshuffling()
+        >>> state = order.init(4, (0,))
         >>> sorted(state.order.tolist())
         [0, 1, 2, 3]
-        >>> place(state, state.order, None).pass_index
+        >>> order.place(state, state.order, None).pass_index
         1
     """
-    return _drawn(_permutation)
+    return Ordering(*_drawn(_permutation))
 
 
-def synchronised_reshuffling() -> Placing:
-    """As random reshuffling, with the same order on all workers: `seed[0]` and the pass name it.
+@parts.factory
+def synchronised_reshuffling() -> Ordering:
+    """As random reshuffling, with the same order on all workers of private data.
 
-    Example i has the i-th number of one random stream as its key, and the order sorts by key. So
-    two shards of different sizes agree on the order of the positions that both have.
+    `seed[0]` and the pass name it. Example i has the i-th number of one random stream as its key,
+    and the order sorts by key. So two shards of different sizes agree on the order of the positions
+    that both have.
 
     Example:
-        >>> init, _ = synchronised_reshuffling()
+        >>> init = synchronised_reshuffling().init
         >>> small, large = init(3, (0, 5)).order, init(6, (0, 9)).order
         >>> large[large < 3].tolist() == small.tolist()
         True
@@ -95,12 +101,13 @@ def synchronised_reshuffling() -> Placing:
         keys = np.random.default_rng((*seed[:1], pass_index)).random(num_examples)
         return np.argsort(keys, kind="stable").astype(np.int32)
 
-    return _drawn(draw)
+    return Ordering(*_drawn(draw))
 
 
-def shuffle_once() -> Placing:
+@parts.factory
+def shuffle_once() -> Ordering:
     """Random reshuffling's first order, kept for good."""
-    return made_of(random_reshuffling(), lambda pass_index: False)
+    return Ordering(*made_of(_drawn(_permutation), lambda pass_index: False))
 
 
 def made_of(inner: Placing, balances: Callable[[int], bool]) -> Placing:
@@ -111,8 +118,8 @@ def made_of(inner: Placing, balances: Callable[[int], bool]) -> Placing:
         balances: given a pass's number, from 0: whether the next order is made of that pass.
 
     Example:
-        >>> init, place = made_of(random_reshuffling(), lambda pass_index: pass_index < 1)
-        >>> second = place(init(9, (0,)), np.arange(9), None)
+        >>> init, place = made_of(balanced(), lambda pass_index: pass_index < 1)
+        >>> second = place(init(9, (0,)), np.arange(9), np.ones(9))
         >>> third = place(second, second.order, None)
         >>> (third.order == second.order).all(), third.pass_index
         (np.True_, 2)
@@ -150,42 +157,47 @@ def balanced() -> Placing:
     return _recorded(init, lambda state: place_signed(state.realised, state.signs))
 
 
-def fixed_map() -> Placing:
+@parts.factory
+def fixed_map() -> Ordering:
     """Each pass's even positions ascending, then its odd ones descending: no look at the data.
 
     That is balanced placement by signs +, -, +, -, ... Comparing with it separates what balancing
     gains from what not reshuffling gains.
 
     Example:
-        >>> init, place = fixed_map()
-        >>> place(init(5, (0,)), np.array([4, 0, 3, 1, 2]), None).order.tolist()
+        >>> order = fixed_map()
+        >>> order.place(order.init(5, (0,)), np.array([4, 0, 3, 1, 2]), None).order.tolist()
         [4, 3, 2, 1, 0]
     """
     init, place_balanced = balanced()
 
-    def place(
-        state: PlacedState, realised_examples: np.ndarray, example_signs: np.ndarray | None
-    ) -> PlacedState:
+    def place(state, realised_examples, example_signs):
         positions = state.num_placed + np.arange(len(realised_examples))
         return place_balanced(state, realised_examples, 1 - 2 * (positions % 2))
 
-    return Placing(init, place)
+    return Ordering(init, place)
 
 
-def block_reshuffling(*, block_size: int = 0) -> Placing:
-    """Fixed blocks of examples in a fresh sequence, then the same pass backwards, and so on.
+@parts.factory
+def block_reshuffling(
+    *,
+    block_size: Annotated[
+        int, parts.integer(unit="examples", says="in each fixed block; 0: the square root of all")
+    ] = 0,
+) -> Ordering:
+    """Fixed blocks of examples in a fresh sequence, and each second pass the one before, backwards.
 
-    The first order is random reshuffling's. It is cut into blocks, the last one maybe smaller. A
-    block keeps its examples and their order inside it. Counted from 0, passes 2, 4, … have the
-    blocks in a sequence drawn from (seed, pass) alone. Passes 1, 3, … are exactly the realised
-    order of the pass before them, backwards.
+    Needs no gradients. The first order is random reshuffling's. It is cut into blocks, the last one
+    maybe smaller. A block keeps its examples and their order inside it. Counted from 0, passes 2,
+    4, … have the blocks in a sequence drawn from (seed, pass) alone. Passes 1, 3, … are exactly the
+    realised order of the pass before them, backwards.
 
     Args:
         block_size: examples; 0: the whole number nearest to the square root of num_examples.
 
     Example:
-        >>> init, place = block_reshuffling(block_size=2)
-        >>> place(init(5, (0,)), np.array([4, 0, 3, 1, 2]), None).order.tolist()
+        >>> order = block_reshuffling(block_size=2)
+        >>> order.place(order.init(5, (0,)), np.array([4, 0, 3, 1, 2]), None).order.tolist()
         [2, 1, 3, 0, 4]
 
     References:
@@ -212,7 +224,7 @@ def block_reshuffling(*, block_size: int = 0) -> Placing:
         realised = np.zeros(num_examples, np.int32)
         return PairedState(draw(num_examples, seed, 0), realised, seed, 0, 0)
 
-    return _recorded(init, next_order)
+    return Ordering(*_recorded(init, next_order))
 
 
 def place_signed(examples: np.ndarray, signs: np.ndarray) -> np.ndarray:

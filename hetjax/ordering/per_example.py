@@ -24,16 +24,14 @@ _ROUNDING = {8: 0.3, 16: 3e-2, 24: 1e-2, 32: 1e-3, 64: 1e-6}
 _OF_KEYS = {"random_fold_in", "random_seed", "random_split", "random_wrap"}  # these draw nothing
 
 
-def _num_params(params: types.PyTree) -> int:
-    return sum(leaf.size for leaf in jax.tree.leaves(params))
-
-
 def _dtype(params: types.PyTree) -> jnp.dtype:
     return trees.wider(jnp.float32, *map(jnp.result_type, jax.tree.leaves(params)))
 
 
-def _zeros(params: types.PyTree) -> jax.Array:
-    return jnp.zeros(_num_params(params), _dtype(params))
+def _zeros(params: types.PyTree, num_workers: int = 1) -> jax.Array:
+    """As many as the parameters have numbers, or one worker's share of them."""
+    size = sum(leaf.size for leaf in jax.tree.leaves(params))
+    return jnp.zeros(balance.shard_size(size, num_workers), _dtype(params))
 
 
 def each(losses: Callable, params: types.PyTree, size: int) -> tuple[jax.Array, Any, types.PyTree]:
@@ -101,14 +99,7 @@ def _of_pairs(find: Callable[..., tuple[jax.Array, jax.Array]]) -> Callable:
             f[d] is the first gradient of a pair less the second, zero if the pair is not whole.
     """
 
-    def observe(
-        losses: Callable,
-        shared: types.Shared,
-        evidence: jax.Array,
-        microbatch: types.Microbatch,
-        position: jax.Array,
-        rng: jax.Array,
-    ) -> tuple:
+    def observe(losses, shared, evidence, microbatch, position, rng):
         mask = microbatch.example_mask
         sums, grad_sum, gradients, is_apart = _gradients(losses, shared.params, mask.shape[0])
         first, second = pairs.split(gradients)
@@ -135,35 +126,28 @@ def d_grab(sizes: Sizes) -> Observer:
     num_workers, num_pairs = sizes.num_workers, sizes.microbatch_size // 2
     max_pairs = sizes.max_microbatches * num_pairs
 
-    def init(params: types.PyTree) -> jax.Array:
-        return jnp.zeros(balance.shard_size(_num_params(params), num_workers), _dtype(params))
-
     def begin_round(running_sum: jax.Array) -> jax.Array:
         return jnp.zeros((max_pairs, num_workers * running_sum.shape[0]), running_sum.dtype)
 
-    def keep(
-        differences: jax.Array, kept: jax.Array, position: jax.Array
-    ) -> tuple[jax.Array, jax.Array]:
+    def keep(differences, kept, position):
         start = position * num_pairs
         change = jax.lax.dynamic_update_slice(
             jnp.zeros_like(kept), differences, (start, jnp.zeros_like(start))
         )
         return change, jnp.ones(num_pairs, jnp.int8)  # `coordinate` flips them
 
-    def coordinate(
-        running_sum: jax.Array, kept: jax.Array, axis_name: str
-    ) -> tuple[jax.Array, jax.Array]:
+    def coordinate(running_sum, kept, axis_name):
         signs, running_sum = balance.balance_sharded(kept, running_sum, axis_name)
         return running_sum, jnp.repeat(signs, 2)
 
-    def coordinate_array(running_sum: jax.Array, kept: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def coordinate_array(running_sum, kept):
         in_sequence = jnp.swapaxes(kept, 0, 1).reshape(-1, kept.shape[-1])
         signs, whole = balance.balance_signs(in_sequence, running_sum.reshape(-1))
         flips = jnp.repeat(signs.reshape(max_pairs, num_workers).T, 2, axis=1)
         return whole.reshape(running_sum.shape), flips
 
     return Observer(
-        init,
+        functools.partial(_zeros, num_workers=num_workers),
         begin_round,
         _of_pairs(keep),
         coordinate,
@@ -178,9 +162,7 @@ def d_grab(sizes: Sizes) -> Observer:
 def pair_balance(sizes: Sizes) -> Observer:
     """PairBalance by each worker alone: the signs of its pairs one after the other."""
 
-    def balanced(
-        differences: jax.Array, running_sum: jax.Array, position: jax.Array
-    ) -> tuple[jax.Array, jax.Array]:
+    def balanced(differences, running_sum, position):
         signs, after = balance.balance_signs(differences, running_sum)
         return after - running_sum, signs
 
@@ -216,23 +198,14 @@ def grab(sizes: Sizes, *, random_scale: float | None = None) -> Observer:
         zeros = _zeros(params)
         return GrabSums(zeros, zeros, zeros, zeros[0], zeros[0])
 
-    def observe(
-        losses: Callable,
-        shared: types.Shared,
-        sums: GrabSums,
-        microbatch: types.Microbatch,
-        position: jax.Array,
-        rng: jax.Array,
-    ) -> tuple:
+    def observe(losses, shared, sums: GrabSums, microbatch, position, rng):
         size = microbatch.example_ids.shape[0]
         totals, grad_sum, gradients, is_apart = _gradients(losses, shared.params, size)
         key = jax.random.fold_in(rng, _SIGN_STREAM)  # not the loss's own key
         key = jax.random.fold_in(key, microbatch.example_ids[0])
         uniform = jax.random.uniform(key, (size,))
 
-        def step(
-            carry: tuple[jax.Array, jax.Array], one: tuple
-        ) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
+        def step(carry, one):
             running_sum, max_norm = carry
             gradient, is_example, uniform = one
             centred = jnp.where(is_example, gradient - sums.stale_mean, 0)

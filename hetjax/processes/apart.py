@@ -65,9 +65,8 @@ class Apart(meeting_lib.Meeting):
 
     @property
     def present(self) -> np.ndarray:
-        there = np.zeros(len(self.process_of), bool)
-        there[self.place.present] = True
-        return there
+        last, seats = self.place.last, range(self.place.founders)
+        return np.isin(self.process_of, [m.seat for m in last.members] if last else seats)
 
     @property
     def joins(self) -> bool:
@@ -121,7 +120,6 @@ class Apart(meeting_lib.Meeting):
         if self.turn.is_warm_up:
             return self._spread(messages, [(self.place.process_id, messages[0])])
         place, number = self.place, self.turn.number
-        assert place.last is not None
         self._num_bytes = _STATE_BYTES + messages.nbytes
         told = self._of(place.own)
         half, device = told.begin(number), self.mesh.devices[0].device_kind.encode()
@@ -130,14 +128,14 @@ class Apart(meeting_lib.Meeting):
         told.end(number)
         told.marks[halves.READY] = number
         began, self._since = self._since, time.monotonic()
-        place.wake(place.last.members)
+        place.wake(place.adopted.members)
         decision = self._decision()
         self._rounds = [*self._rounds[-99:], time.monotonic() - began]
         if place.own not in decision.sum or place.own not in decision.members:
             place.leave(number)
         heard = {m: self._heard_of(m, decision) for m in decision.sum}
         self._check(heard)
-        self._tell_changes(place.last, decision)
+        self._tell_changes(place.adopted, decision)
         for gone in self._told.keys() - {*decision.sum, *decision.members}:
             del self._told[gone]
         place.last = decision
@@ -181,8 +179,7 @@ class Apart(meeting_lib.Meeting):
     def _decision(self) -> Decision:
         """What stands of this round: who is to decide and when, see above."""
         place, number = self.place, self.turn.number
-        assert place.last is not None
-        members = place.last.members
+        members = place.adopted.members
 
         def due() -> list[Member]:
             return [m for m in members if place.lives(m) and not self.is_ready(m)]
@@ -209,15 +206,12 @@ class Apart(meeting_lib.Meeting):
     def _plan(self) -> Decision:
         """What this process decides: who is ready is in the sum, and stays if it lives. Who is
         asked to leave stays until another has the state."""
-        place = self.place
-        assert place.last is not None
-        ready = [m for m in place.last.members if self.is_ready(m)]
+        place, number, last = self.place, self.turn.number, self.place.adopted
+        ready = [m for m in last.members if self.is_ready(m)]
         living = [m for m in ready if place.lives(m)]
         stay = [m for m in living if not place.is_asked_to_leave(m)] or living
-        taken = {m.seat for m in place.last.members if place.lives(m)}
-        new = [m for m in place.asking() if m.seat not in taken]
-        new = [m for m in new if m not in place.last.members]
-        number, last = self.turn.number, place.last
+        taken = {m.seat for m in last.members if place.lives(m)}
+        new = [m for m in place.asking() if m.seat not in taken and m not in last.members]
         since = last.since if set(ready).issuperset(last.sum) else number
         donor = place.own if place.own in stay else stay[0]
         return Decision(number, tuple(sorted(ready)), (*stay, *new), donor.start, since)
@@ -242,7 +236,6 @@ class Apart(meeting_lib.Meeting):
     def _tell_changes(self, before: Decision, decision: Decision) -> None:
         """Says who has come and gone, and puts away what the gone have left."""
         place = self.place
-        assert place.last is not None
         if decision.donor != place.start:
             return
         for member in set(before.members) - set(decision.members):
@@ -277,14 +270,13 @@ class Apart(meeting_lib.Meeting):
 
     def hand_on(self, arrays: dict[str, np.ndarray], about: dict[str, Any]) -> None:
         """Hands the state of the last round to those who are members from the next one on."""
-        assert self.place.last is not None
-        path = self.place.directory / f"state.{self.place.last.number}"
+        path = self.place.directory / f"state.{self.place.adopted.number}"
         try:
             handing.write(path, arrays, about)
         except OSError as error:
             messages.say(f"no newcomer is taken in: {self.place.directory}: {error.strerror}")
             path.touch()  # who joins need not wait for it
-        self.place.wake(self.place.last.joining)
+        self.place.wake(self.place.adopted.joining)
 
     def take_in(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         """Waits until this newcomer, which has compiled, is a member; the state that it is handed.

@@ -19,7 +19,6 @@ from jax.sharding import Mesh
 from hetjax import mesh as mesh_lib
 from hetjax import trees, types
 from hetjax.processes import halves, shared_sums, waits
-from hetjax.processes import meeting as meeting_lib
 from hetjax.processes import place as place_lib
 from hetjax.processes.place import Member
 
@@ -49,7 +48,7 @@ def check_room(place: place_lib.Place, sums: Sequence["ApartSums"], state: types
         )
 
 
-class ApartSums(meeting_lib.Sums):
+class ApartSums(shared_sums.HostSums):
     """The sums of one kind of round: of contributions, and of changes of the model's state.
 
     Args:
@@ -59,8 +58,6 @@ class ApartSums(meeting_lib.Sums):
         like: of the shapes of what a worker's sums are.
         kind: a number of its own.
     """
-
-    meet_before = True
 
     def __init__(
         self,
@@ -103,11 +100,6 @@ class ApartSums(meeting_lib.Sums):
         sums, change = mesh_lib.place((total[None, :size], change), self._mesh)
         return contributed._replace(sums=sums, state_change=change)
 
-    def totals(
-        self, contributed: types.Contribution, metrics: types.SyncMetrics
-    ) -> tuple[types.PyTree, jax.Array]:
-        return trees.of_vector(contributed.sums, self._like), metrics.weight_sum
-
     @property
     def num_bytes(self) -> int:
         """Of a contribution; with the changes of the model's state, once one has been posted."""
@@ -134,8 +126,7 @@ class ApartSums(meeting_lib.Sums):
     def _total(self, host_secs: np.ndarray) -> np.ndarray:
         """The sum of all contributions that the decision names."""
         place, number = self._place, self._turn.number
-        assert place.last is not None
-        members, added = place.last.sum, f"{place.last.since}-added"
+        members, added = place.adopted.sum, f"{place.adopted.since}-added"
         self.has_waited = False
         adder = min(members, key=lambda m: (host_secs[m.seat] == 0, host_secs[m.seat]))
         if adder == place.own:
@@ -150,7 +141,7 @@ class ApartSums(meeting_lib.Sums):
             total = self._new_vector()
             self._add(total)
         for what, member in list(self._known):
-            if member not in (*members, *place.last.members) or what not in (_OWN, added):
+            if member not in (*members, *place.adopted.members) or what not in (_OWN, added):
                 del self._known[what, member]
                 if member == place.own:
                     name = f"sums-{self._kind}-{what}.{place.start}"
@@ -160,9 +151,8 @@ class ApartSums(meeting_lib.Sums):
     def _add(self, total: np.ndarray) -> None:
         """Makes `total` the sum, unless this process has slept so long that none is left."""
         place, number = self._place, self._turn.number
-        assert place.last is not None
         with contextlib.suppress(FileNotFoundError):
-            own = [self._halves(_OWN, member) for member in place.last.sum]
+            own = [self._halves(_OWN, member) for member in place.adopted.sum]
             shared_sums.add_up([self._vector(each.halves[number % 2]) for each in own], total)
             if all(each.has(number) for each in own):
                 return

@@ -20,16 +20,6 @@ from typing import Any, NamedTuple
 
 from hetjax.processes import membership
 
-PHASES = (
-    "starting",  # imports, restoring, compiling: start_secs are allowed
-    "waiting",  # for other workers: never at fault by itself
-    "loading",  # waiting for data
-    "computing",
-    "evaluating",
-    "reporting",  # callbacks
-    "checkpointing",
-    "done",
-)
 WRITES_PER_HEARTBEAT = 8
 STACKS = signal.SIGQUIT
 """The signal at which a process writes its stacks; schedulers send others."""
@@ -70,7 +60,9 @@ class Beacons:
         counts as progress: call it for each microbatch, not only for each round.
 
         Args:
-            phase: one of PHASES.
+            phase: starting (imports, restoring, compiling: start_secs are allowed), waiting (for
+                other workers: never at fault by itself), loading (waiting for data), computing,
+                evaluating, reporting (callbacks), checkpointing or done.
             round_index: the round that it belongs to.
             worker: whose phase it is, by its position on the mesh. None: this thread's.
         """

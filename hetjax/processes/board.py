@@ -87,10 +87,9 @@ class Board:
             while True:
                 wait.check()
                 left = ends - time.monotonic()
-                milliseconds = int(1000 * max(min(left, _SLICE_SECS), 0.001))
+                millis = int(1000 * max(min(left, _SLICE_SECS), 0.001))
                 try:
-                    text = self._client.blocking_key_value_get(self._at(key), milliseconds)
-                    return json.loads(text)
+                    return json.loads(self._client.blocking_key_value_get(self._at(key), millis))
                 except Exception as error:
                     if "DEADLINE_EXCEEDED" not in str(error):
                         raise

@@ -4,6 +4,7 @@ A key is a file. It is written under another name and then linked, so that it is
 once, whoever is killed meanwhile. What is set outlives the process that set it. One machine only.
 """
 
+import contextlib
 import os
 import pathlib
 import struct
@@ -57,10 +58,8 @@ class Files:
         for name in os.listdir(self._directory):
             key = urllib.parse.unquote(name)
             if key.startswith(prefix) and not name.startswith("."):
-                try:
+                with contextlib.suppress(KeyError):  # removed meanwhile
                     found.append((key, self.key_value_try_get(key)))
-                except KeyError:  # removed meanwhile
-                    continue
         return found
 
     def blocking_key_value_get(self, key: str, milliseconds: int) -> str:

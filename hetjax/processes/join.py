@@ -309,14 +309,12 @@ def own_workers(num_workers: int, local: str, member: membership.Member | None) 
     Raises:
         ValueError: the workers cannot be shared out among the processes.
     """
-    if local == "virtual":
-        if member is not None:
-            raise ValueError(
-                f"local: 'virtual' plays all workers in one process; this run has "
-                f"{member.num_processes}"
-            )
-        return 1
-    if place.own() is not None:
+    if local == "virtual" and member is not None:
+        raise ValueError(
+            f"local: 'virtual' plays all workers in one process; this run has "
+            f"{member.num_processes}"
+        )
+    if local == "virtual" or place.own() is not None:
         return 1
     num_processes = 1 if member is None else member.num_processes
     if num_workers % num_processes:

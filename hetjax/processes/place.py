@@ -115,10 +115,10 @@ class Place:
         return next((m for m in self.last.members if self.lives(m)), None) == self.own
 
     @property
-    def present(self) -> list[int]:
-        """The seats of the members."""
-        members = range(self.founders) if self.last is None else (m.seat for m in self.last.members)
-        return list(members)
+    def adopted(self) -> Decision:
+        """The decision that this process has adopted last, of which there is one."""
+        assert self.last is not None
+        return self.last
 
     def taken(self) -> "Place":
         """For the run of this process.
@@ -273,11 +273,8 @@ def of_environment() -> Place | None:
                 "HETJAX_RUNTIME=apart: only the launcher starts such runs: python -m hetjax.launch "
                 "--runtime=apart"
             )
-        numbers = {
-            name: int(os.environ[f"HETJAX_{name}"])
-            for name in ("PROCESS_ID", "START", "NUM_PROCESSES", "FOUNDERS")
-        }
-        seat, start, seats, founders = numbers.values()
+        names = ("PROCESS_ID", "START", "NUM_PROCESSES", "FOUNDERS")
+        seat, start, seats, founders = (int(os.environ[f"HETJAX_{name}"]) for name in names)
         _own = Place(
             pathlib.Path(os.environ["HETJAX_RUN"]),
             seat,

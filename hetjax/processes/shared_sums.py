@@ -20,14 +20,25 @@ from jax.sharding import Mesh
 
 from hetjax import memory, trees, types
 from hetjax import mesh as mesh_lib
-from hetjax.processes import exchange, meeting
+from hetjax.processes import exchange, halves, meeting
 
 _MOST_BYTES = 1 << 30  # of the file: larger sums are left to the sockets
 _BLOCK = 1 << 15  # numbers that are added up at a time, in the cache
-_ALIGNED = 64  # bytes; JAX copies what is not aligned so
 
 
-class SharedSums(meeting.Sums):
+class HostSums(meeting.Sums):
+    """Sums that the host has added up before the sync phase begins, in one vector."""
+
+    meet_before = True
+    _like: types.PyTree  # of the shapes of what a worker contributes
+
+    def totals(
+        self, contributed: types.Contribution, metrics: types.SyncMetrics
+    ) -> tuple[types.PyTree, jax.Array]:
+        return trees.of_vector(contributed.sums, self._like), metrics.weight_sum
+
+
+class SharedSums(HostSums):
     """The sums by way of the file, as one process has it; see above.
 
     Args:
@@ -37,8 +48,6 @@ class SharedSums(meeting.Sums):
         sockets: to the other processes of this machine.
         across: makes a machine's total that of all machines, where there are several.
     """
-
-    meet_before = True
 
     def __init__(
         self,
@@ -94,11 +103,6 @@ class SharedSums(meeting.Sums):
         parts = [jax.device_put(total[None], device) for device in devices]
         return contributed._replace(sums=mesh_lib.join_rows(parts, self._mesh))
 
-    def totals(
-        self, contributed: types.Contribution, metrics: types.SyncMetrics
-    ) -> tuple[types.PyTree, jax.Array]:
-        return trees.of_vector(contributed.sums, self._like), metrics.weight_sum
-
 
 def _of_machine(mesh: Mesh, sockets: exchange.Exchange) -> list[int]:
     """The workers of this machine, in order."""
@@ -118,7 +122,7 @@ def add_up(rows: Sequence[np.ndarray], total: np.ndarray) -> None:
 
 def _num_bytes(like: types.PyTree, num_workers: int) -> int:
     row = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(like))
-    return 2 * (num_workers + 1) * -(-row // _ALIGNED) * _ALIGNED if row else 0
+    return 2 * (num_workers + 1) * -(-row // halves.ALIGNED) * halves.ALIGNED if row else 0
 
 
 def new_file(num_bytes: int) -> int | None:

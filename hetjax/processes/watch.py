@@ -226,7 +226,12 @@ class Watch:
         self._is_leaving = True
         self._say_left()
         if not (self._end or self._has_lost):
-            self._wait_for_others()
+            self._wake.set()
+            try:
+                with waits.Wait("come to its exit", self._others_left_behind):
+                    self._over.wait(_EXIT_SECS)
+            except KeyboardInterrupt as interrupt:
+                self._fail(interrupt)
         is_fault = self._end is not None or self._has_lost
         if is_fault and self._process == 0:
             self._let_others_end()
@@ -239,14 +244,6 @@ class Watch:
             if is_other_code or self._thread.is_alive():
                 self._end_now()
             board_lib.leave_at_exit()
-
-    def _wait_for_others(self) -> None:
-        self._wake.set()
-        try:
-            with waits.Wait("come to its exit", self._others_left_behind):
-                self._over.wait(_EXIT_SECS)
-        except KeyboardInterrupt as error:
-            self._fail(error)
 
     def _say_left(self) -> None:
         left = self._reason or endings.Ending(self._process, "has come to its exit")

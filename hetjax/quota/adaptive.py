@@ -8,7 +8,6 @@ they were), and equal split. It also decides which workers of quota 0 get a micr
 again. Assumes that a worker's seconds are its own; `guard.py` checks that.
 """
 
-import functools
 from typing import Annotated, NamedTuple
 
 import numpy as np
@@ -157,11 +156,7 @@ def adaptive(
             settle_rounds, min_gain, confidence, noise_weight, probe_microbatches, drift, alarm
         )
     )
-    policy = policies.QuotaPolicy(
-        functools.partial(_init, model),
-        functools.partial(_assign, model),
-        functools.partial(_observe, model),
-    )
+    policy = policies.with_options(model, _init, _assign, _observe)
     return guard_lib.guarded(policy) if guard else policy
 
 

@@ -5,7 +5,6 @@ finds the exact quotas for the costs. This module decides when they are worth mo
 `adaptive.py` decides whether they are used, and which workers are probed.
 """
 
-import functools
 from typing import NamedTuple
 
 import numpy as np
@@ -62,11 +61,7 @@ def fitted(options: Settings) -> policies.QuotaPolicy:
     References:
       Page, "Continuous inspection schemes", Biometrika 41, 1954: CUSUM.
     """
-    return policies.QuotaPolicy(
-        functools.partial(_init, options),
-        functools.partial(_assign, options),
-        functools.partial(_observe, options),
-    )
+    return policies.with_options(options, _init, _assign, _observe)
 
 
 def _init(options: Settings, num_workers: int, budget: int) -> FittedState:

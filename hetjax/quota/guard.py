@@ -201,9 +201,8 @@ def _followed(state: GuardState, secs: float) -> GuardState:
     allowed = _SHARE * state.rounds + (_SLOWER - 1.0) * (state.wait == _WAIT)
     if state.rounds < state.wait or float(np.median(state.forecasts)) - 1.0 > allowed:
         return state
-    secs_unseen = np.full((2, _MOST_ROUNDS), np.nan)
-    equal_unseen = np.full((2, _WINDOW), np.nan)
-    return state._replace(looking=True, secs=secs_unseen, equal_secs=equal_unseen)
+    unseen, equal_unseen = (np.full_like(x, np.nan) for x in (state.secs, state.equal_secs))
+    return state._replace(looking=True, secs=unseen, equal_secs=equal_unseen)
 
 
 def _looked(state: GuardState, secs: float) -> GuardState:

@@ -14,7 +14,7 @@ from typing import Annotated, Any, NamedTuple
 import numpy as np
 
 from hetjax import parts
-from hetjax.quota import solver
+from hetjax.quota import estimate, solver
 
 
 class _Times(NamedTuple):
@@ -83,6 +83,12 @@ class QuotaPolicy(NamedTuple):
     """Why it cannot work in a run: lines that begin with the option's name."""
 
     made_by: parts.Made | None = None
+
+
+def with_options(options: Any, init: Callable, assign: Callable, observe: Callable) -> QuotaPolicy:
+    """The policy whose functions are given its options first."""
+    bound = functools.partial
+    return QuotaPolicy(bound(init, options), bound(assign, options), bound(observe, options))
 
 
 def assigned(
@@ -350,13 +356,8 @@ def _controller(update: Callable[[SpeedState], SpeedState], period_rounds: int) 
         caps = np.asarray(caps, np.int64)
         joined, changed = (state.caps == 0) & (caps > 0), (state.caps != caps).any()
         if changed:
-            state = state._replace(
-                caps=caps,
-                weights=np.where(joined, np.nan, state.weights),
-                done=np.where(joined, 0, state.done),
-                secs=np.where(joined, 0.0, state.secs),
-                present=np.where(joined, 0, state.present),
-            )
+            unseen, fields = init(caps.size, state.budget), ("weights", "done", "secs", "present")
+            state = estimate.with_fields_of(unseen, state, joined, fields)._replace(caps=caps)
         if total != state.budget:
             return _quotas_for(state.weights, total, caps), state
         if changed or state.kept.sum() != total or (state.kept > caps).any():

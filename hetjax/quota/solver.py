@@ -315,18 +315,17 @@ def _checked(
     """The total, the most of each worker, and what it holds, i64[n]."""
     if not isinstance(total, numbers.Integral) or total < 0:
         raise ValueError(f"total is {total!r}; it must be a whole number, 0 or more")
-    counts = [np.full(num_workers, int(total)), np.zeros(num_workers, np.int64)]
-    for place, given in enumerate((caps, current)):
+    counts = {"caps": np.full(num_workers, int(total)), "current": np.zeros(num_workers, np.int64)}
+    for name, given in (("caps", caps), ("current", current)):
         if given is None:
             continue
         count = np.asarray(given)
         if count.shape != (num_workers,) or count.dtype.kind not in "iu" or (count < 0).any():
-            name = ("caps", "current")[place]
             raise ValueError(
                 f"{name} is {given!r}; it must be {num_workers} whole numbers, 0 or more"
             )
-        counts[place] = count.astype(np.int64)
-    limits, held = counts
+        counts[name] = count.astype(np.int64)
+    limits, held = counts.values()
     if limits.sum() < total:
         raise ValueError(
             f"total is {total}, but the caps of {num_workers} workers hold only {limits.sum()}"

@@ -39,13 +39,8 @@ class _Worker:
         context = ray.get_runtime_context()
         has = any(context.get_accelerator_ids().values())
         uses = os.environ.get("JAX_PLATFORMS", "") != "cpu"
-        plugs = list(metadata.entry_points(group="jax_plugins"))
-        return (
-            os.getpid(),
-            context.get_node_id(),
-            joining.own_address(),
-            has and uses and bool(plugs),
-        )
+        accelerates = has and uses and bool(metadata.entry_points(group="jax_plugins"))
+        return os.getpid(), context.get_node_id(), joining.own_address(), accelerates
 
     def run(self, train_fn: Callable[[], Any], own: int, size: int, address: str) -> Any:
         """(how it ended, what it returned or in words why)."""

@@ -6,15 +6,13 @@ from typing import Any
 from hetjax import extras, messages, parts
 from hetjax.ray import actors
 
-_START_SECS = 300.0
-
 
 def launch(
     train_fn: Callable[[], Any],
     resources: Sequence[Mapping[str, float]],
     *,
     max_failures: int = 3,
-    start_secs: float = _START_SECS,
+    start_secs: float = 300.0,
 ) -> Any:
     """Runs a function in one actor of Ray for each worker, as the processes of one run.
 

@@ -111,11 +111,10 @@ def of_step(
         kind["secs"] += line["round_secs"]
         kind["bytes_sent"] += line["bytes_sent"]
         kind["quotas"] = line["quotas"]
-    known: dict[str, Any] = {k: value for k, value in numbers.items() if not math.isnan(value)}
+    always = ("upper_loss", "hypergradient_norm")
+    known: dict[str, Any] = {k: v for k, v in numbers.items() if k in always or not math.isnan(v)}
     return OuterReport(
         step=index,
-        upper_loss=numbers["upper_loss"],
-        hypergradient_norm=numbers["hypergradient_norm"],
         rounds=len(rounds),
         examples={k: sum(line["examples"] for line in own) for k, own in of_level.items()},
         revisits={k: sum(line["examples"] for line in own) for k, own in again.items()},
@@ -125,7 +124,7 @@ def of_step(
         bytes_sent=step.bytes_sent,
         eval=eval,
         kinds=kinds,
-        **{k: v for k, v in known.items() if k not in ("upper_loss", "hypergradient_norm")},
+        **known,
     )
 
 

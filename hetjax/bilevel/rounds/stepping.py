@@ -33,6 +33,10 @@ class NextRequest(NamedTuple):
     batch: jax.Array  # i32[W]: number of the batch, among those of its level
 
 
+Stopped = tuple[types.PyTree, machine.Steps, NextRequest | None]
+"""`(carry, left, what is asked for)`; None at the end."""
+
+
 class Stepping:
     """Computes what is between the requests of one estimator.
 
@@ -60,9 +64,7 @@ class Stepping:
         self._made: dict[Any, Callable] = {}
         self._carried: dict[int, carried_leaves.CarriedLeaves] = {}
 
-    def begin(
-        self, x: types.PyTree, y: types.PyTree, kept: machine.State | None
-    ) -> tuple[types.PyTree, machine.Steps, NextRequest | None]:
+    def begin(self, x: types.PyTree, y: types.PyTree, kept: machine.State | None) -> Stopped:
         """`(carry, left, asked)` before the first request of a hypergradient; leaves `[W, ...]`.
 
         Args:
@@ -71,7 +73,7 @@ class Stepping:
             kept: of the hypergradient before.
         """
 
-        def begun(x: Any, y: Any, kept: Any) -> Any:
+        def begun(x, y, kept):
             carry = self._estimator.begin(x, y, kept)
             return jax.tree.map(jnp.copy, _strong(carry))  # it will be used up, and x will not
 
@@ -86,7 +88,7 @@ class Stepping:
         own: types.PyTree,
         active: types.Exchanges,
         did: Any,
-    ) -> tuple[types.PyTree, machine.Steps, NextRequest | None]:
+    ) -> Stopped:
         """Takes an answer, uses up the carry, and goes on to the next request, or to the end.
 
         Args:
@@ -97,10 +99,8 @@ class Stepping:
         """
         ask = machine.next_ask(left)
 
-        def taken(
-            form: reduce.Form, carry: Any, mean: Any, own: Any, active: types.Exchanges, did: Any
-        ) -> Any:
-            def one(carry: Any, mean: Any, own: Any, did: Any) -> Any:
+        def taken(form, carry, mean, own, active, did):
+            def one(carry, mean, own, did):
                 answer = rules.answer_of(mean, own, carry.x, ask.what)
                 if self._reducer.mixing is None:
                     return ask.receive(carry, answer)
@@ -125,7 +125,7 @@ class Stepping:
         ask: machine.Ask | None = None,
         taken: Callable | None = None,
         given: tuple = (),
-    ) -> tuple[types.PyTree, machine.Steps, NextRequest | None]:
+    ) -> Stopped:
         """On to the next request; what is computed on the way is one program."""
         while True:
             thens, left = machine.stop(left)
@@ -212,24 +212,15 @@ class Stepping:
         the mean over the workers.
         """
 
-        def updated(
-            form: reduce.Form,
-            carry: Any,
-            x: Any,
-            opt: Any,
-            done: Any,
-            active: types.Exchanges,
-            did: Any,
-        ) -> Any:
-            def one(carry: Any, x: Any, opt: Any, done: Any, did: Any) -> Any:
+        def updated(form, carry, x, opt, done, active, did):
+            def one(carry, x, opt, done, did):
                 found = self._estimator.end(carry)
                 grads = self._gathered(found.grad_x)
                 grads = jax.tree.map(lambda g, leaf: g.astype(leaf.dtype), grads, x)
                 loss = found.info.upper_loss  # () where nobody asks for it
                 given = {"value": jnp.nan if isinstance(loss, tuple) else loss, "progress": done}
                 changes, new_opt = self.optimizer.update(grads, opt, x, **given)
-                size = jnp.sqrt(vectors.inner(grads, grads))
-                info = found.info._asdict() | {"hypergradient_norm": size}
+                info = found.info._asdict() | {"hypergradient_norm": vectors.norm(grads)}
                 del info["cost"]
                 new = optax.apply_updates(x, changes)
                 if self._reducer.mixing is not None:
