@@ -1,11 +1,10 @@
 """What a driver drives: a `Task` says what a step is, what its line is, and what is saved."""
 
-import abc
 import contextlib
 import operator
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 from hetjax import messages, types
 from hetjax.checkpoints import checkpoint
@@ -18,7 +17,7 @@ Asks = Callable[[], gathering.Request]
 """What this process asks of all of them, when a round begins."""
 
 
-class Task(abc.ABC):
+class Task(Protocol):
     """What is driven. Every process of the run calls the methods.
 
     Attributes:
@@ -39,6 +38,11 @@ class Task(abc.ABC):
 
     fingerprint: Callable[[], dict[str, Any]]
     state: Any
+    runs: Sequence[engine.Engine]
+    recorded: dict[str, Any]
+    summary: Any
+    evaluate: evaluations.Evaluations
+    best: types.PyTree = None
     unit: ClassVar[str]
     number: ClassVar[str]
     files: ClassVar[Mapping[str, str]] = {"metrics": workdir.METRICS}
@@ -53,7 +57,6 @@ class Task(abc.ABC):
         evaluate: evaluations.Evaluations,
     ) -> None:
         self.runs, self.recorded, self.summary, self.evaluate = runs, recorded, summary, evaluate
-        self.best: types.PyTree = None
 
     @property
     def setup(self) -> setup_lib.Setup:
@@ -91,11 +94,9 @@ class Task(abc.ABC):
         for run in self.runs:
             run.setup.feed.compare(-1)
 
-    @abc.abstractmethod
     def begin(self) -> None:
         """The state before the first step; compiles."""
 
-    @abc.abstractmethod
     def go_on(
         self, saved: checkpoint.Saved, lines: Mapping[str, list[workdir.Line]], later: int
     ) -> None:
@@ -139,20 +140,16 @@ class Task(abc.ABC):
                 )
         return lines, keeper.agreed(self.setup, later)
 
-    @abc.abstractmethod
     def bar(self) -> dict[str, Any]:
         """Of the progress bar: `total`, what is done (`initial`), `unit`."""
 
     @property
-    @abc.abstractmethod
     def steps_done(self) -> int: ...
 
     @property
-    @abc.abstractmethod
     def is_complete(self) -> bool:
         """Whether all steps are done that the run was asked for."""
 
-    @abc.abstractmethod
     def ended_trace(self) -> str:
         """The trace that is replayed and has no more rounds; '' where there is none."""
 
@@ -161,11 +158,9 @@ class Task(abc.ABC):
         return ""
 
     @property
-    @abc.abstractmethod
     def how_far(self) -> str:
         """What is done, for a message: '3 of 5 outer steps'."""
 
-    @abc.abstractmethod
     def step(self, asks: Asks, meanwhile: Callable[[], None]) -> gathering.Request:
         """One step; what any process asked of all.
 
@@ -174,15 +169,12 @@ class Task(abc.ABC):
             meanwhile: may be called while the workers compute.
         """
 
-    @abc.abstractmethod
     def measure(self) -> None:
         """Evaluates after a step, where that is due; its line will have it."""
 
-    @abc.abstractmethod
     def measure_at_end(self) -> None:
         """Evaluates after the last step, where that was not done."""
 
-    @abc.abstractmethod
     def line(self) -> tuple[Any, list[tuple[str, workdir.Line]], str, int] | None:
         """Of the newest step that has none yet; None: there is no such step.
 
@@ -195,11 +187,9 @@ class Task(abc.ABC):
         """Looks at a step whose line is written; raises where it went wrong, or tells."""
         del report
 
-    @abc.abstractmethod
     def shown(self, report: Any) -> contextlib.AbstractContextManager[Any]:
         """The report that callbacks are given: while they run, it has the step's parameters."""
 
-    @abc.abstractmethod
     def saved(self) -> dict[str, Any]:
         """Arguments of `keeper.Keeper.save`, beside those that every run has."""
 
@@ -207,14 +197,11 @@ class Task(abc.ABC):
         """What process 0 says when the run ends."""
         return []
 
-    @abc.abstractmethod
     def params(self) -> types.PyTree:
         """What the run has reached, on the host; all processes call it."""
 
-    @abc.abstractmethod
     def result(self, **of_all: Any) -> Any:
         """What the run returns; given what a `records.results.SavedRun` has."""
 
-    @abc.abstractmethod
     def page(self, summary: dict[str, Any], recorder: workdir.Recorder) -> str:
         """`report.html`."""
