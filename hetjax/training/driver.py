@@ -57,14 +57,14 @@ class Driver:
         self._signal: Callable[[], signal.Signals | None] = lambda: None
         self._told_of_signal: list[str] = []
         is_guest = task.setup.company.meeting.joins  # that leads takes over first
-        start, lines, later = self._start(resume)
+        saved, lines, later = self._start(resume)
         self._open(lines, leads=task.setup.where.leads and not is_guest)
-        if start.saved is None:
+        if saved is None:
             task.begin()
         else:
-            task.go_on(start.saved, lines, later)
-            task.look_at_best(start.saved.about)
-            task.summary.stopped_by = start.stopped_by
+            task.go_on(saved, lines, later)
+            task.look_at_best(saved.about)
+            task.summary.stopped_by = saved.about.get("stopped_by")
         told_of = self._told_of(task.steps_done)
         self._callbacks = callbacks_lib.Callbacks([*callbacks, *hearing.callbacks(told_of)])
         self._given_writers = writers
@@ -76,7 +76,9 @@ class Driver:
         sets = tuple(self._task.evaluate.names)
         return writer_records.RunInfo(self._task.recorded, self._directory, first_step, sets)
 
-    def _start(self, resume: bool | str) -> tuple[keeper.Start, dict[str, list[workdir.Line]], int]:
+    def _start(
+        self, resume: bool | str
+    ) -> tuple[checkpoint.Saved | None, dict[str, list[workdir.Line]], int]:
         """Where the run begins, the lines of the steps that are done, and as of `lines_done`."""
         task, directory, setup = self._task, self._directory, self._task.setup
         self._fingerprint: dict[str, Any] = {}
@@ -84,23 +86,15 @@ class Driver:
             task.begin()  # compiles, before anybody waits for this process
             setup.company.beacons.at("waiting")
             arrays, about = setup.company.meeting.take_in()
-            saved = checkpoint.Saved(about["rounds"], arrays, about)
-            return keeper.Start(saved, about["stopped_by"]), about.pop("lines"), 0
-        if directory is None:
-            return keeper.Start(), *task.lines_done(directory, keeper.Start())
-        if setup.where.leads:
-            self._stack.enter_context(lock.held(workdir.made_directory(directory)))
-            self._fingerprint = task.fingerprint()
-        start = keeper.Search(
-            directory,
-            task.recorded,
-            setup=setup,
-            fingerprint=self._fingerprint,
-            resume=resume,
-            may_grow=task.may_grow,
-            unit=task.unit,
-        ).start()
-        return start, *task.lines_done(directory, start)
+            lines = about.pop("lines")
+            return checkpoint.Saved(about["rounds"], arrays, about), lines, 0
+        saved = None
+        if directory is not None:
+            if setup.where.leads:
+                self._stack.enter_context(lock.held(workdir.made_directory(directory)))
+                self._fingerprint = task.fingerprint()
+            saved = keeper.saved_in(directory, task, resume, fingerprint=self._fingerprint)
+        return saved, *task.lines_done(directory, saved)
 
     def _open(self, lines: Mapping[str, list[workdir.Line]], *, leads: bool) -> None:
         """Begins to keep the run: in the process that leads, in its workdir."""

@@ -118,13 +118,13 @@ class Task(Protocol):
         return 0
 
     def lines_done(
-        self, directory: pathlib.Path | None, start: keeper.Start
+        self, directory: pathlib.Path | None, saved: checkpoint.Saved | None
     ) -> tuple[dict[str, list[workdir.Line]], int]:
         """The lines of the steps that are done, and the examples of those that are done again."""
         lines: dict[str, list[workdir.Line]] = {name: [] for name in self.files}
-        if directory is None or start.saved is None:
+        if directory is None or saved is None:
             return lines, 0
-        done, later = start.saved.about["rounds"], 0
+        done, later = saved.about["rounds"], 0
         for name, file in self.files.items():
             is_main = name == "metrics"
             check = self.examples_of if is_main else operator.itemgetter(self.number)
@@ -138,7 +138,8 @@ class Task(Protocol):
                     f"{str(directory / file)!r} has {len(lines[name])} whole lines of {done} "
                     f"{self.unit}s ({wrong})"
                 )
-        return lines, keeper.agreed(self.setup, later)
+        what = "read the lines of the run"
+        return lines, keeper.agreed(self.setup, later, board="read", what=what)
 
     def bar(self) -> dict[str, Any]:
         """Of the progress bar: `total`, what is done (`initial`), `unit`."""
