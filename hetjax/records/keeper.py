@@ -1,6 +1,5 @@
 """When is a run saved, and where does it go on? Checkpoints in its workdir, beside its records."""
 
-import datetime
 import os
 import pathlib
 import time
@@ -8,10 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from hetjax import messages, types
-from hetjax.checkpoints import checkpoint, leaves
+from hetjax import messages
+from hetjax.checkpoints import checkpoint
 from hetjax.config import recorded
-from hetjax.inputs import arguments
 from hetjax.processes import board as board_lib
 from hetjax.rounds import resume as resume_lib
 from hetjax.rounds import setup as setup_lib
@@ -154,14 +152,10 @@ class Keeper:
     Args:
         workdir: of the run; None: nothing is kept.
         setup: of the run.
-        fingerprint: of what the run depends on beside its configuration, in process 0.
     """
 
-    def __init__(
-        self, workdir: pathlib.Path | None, setup: setup_lib.Setup, *, fingerprint: dict[str, Any]
-    ) -> None:
-        self._setup, self._every_secs = setup, setup.config.checkpoint.every_secs
-        self._fingerprint, self.keeps = fingerprint, workdir is not None
+    def __init__(self, workdir: pathlib.Path | None, setup: setup_lib.Setup) -> None:
+        self._every_secs, self.keeps = setup.config.checkpoint.every_secs, workdir is not None
         self._checkpoints = None
         if workdir is not None and setup.where.leads:
             keep = setup.config.checkpoint.keep
@@ -181,7 +175,7 @@ class Keeper:
 
         Args:
             arrays: all that the run goes on from; every process gathered them.
-            about: from `about`.
+            about: what is said of them, and after how many steps (`rounds`) they are.
 
         Raises:
             ValueError: it, or the save before it, could not be written.
@@ -193,36 +187,6 @@ class Keeper:
             return
         self._checkpoints.save(about["rounds"], arrays, about)
         self._last = time.monotonic()
-
-    def about(
-        self,
-        *,
-        done: int,
-        params: types.PyTree,
-        best_params: types.PyTree,
-        finished: bool,
-        **about: Any,
-    ) -> dict[str, Any]:
-        """What is said of a state that is saved, or handed on.
-
-        Args:
-            done: rounds, or outer steps.
-            params: of the form in which `hetjax.load` returns them.
-            best_params: of the run so far; None: there are none.
-            finished: whether the run is at its end.
-            about: what else is known of the run.
-        """
-        return about | {
-            "finished": finished,
-            "rounds": done,
-            "num_workers": len(self._setup.where.devices),
-            "has_best": best_params is not None,
-            "form": leaves.form_of(params),
-            "fingerprint": self._fingerprint,
-            "saved": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-            "solutions": self._setup.company.solved.save(),
-            "versions": arguments.versions(),
-        }
 
     def close(self) -> None:
         """Waits until all is on the disk; may be called twice.

@@ -6,6 +6,7 @@ lines and checkpoints, and writes the files however the run ends.
 """
 
 import contextlib
+import datetime
 import pathlib
 import signal
 import sys
@@ -15,7 +16,8 @@ from typing import Any
 import numpy as np
 
 from hetjax import messages
-from hetjax.checkpoints import checkpoint
+from hetjax.checkpoints import checkpoint, leaves
+from hetjax.inputs import arguments
 from hetjax.processes import gathering, interrupt, watch
 from hetjax.records import keeper, lock, workdir
 from hetjax.rounds import round_report
@@ -100,7 +102,7 @@ class Driver:
         """Begins to keep the run: in the process that leads, in its workdir."""
         task, setup = self._task, self._task.setup
         self._leads = leads
-        self._keeper = keeper.Keeper(self._directory, setup, fingerprint=self._fingerprint)
+        self._keeper = keeper.Keeper(self._directory, setup)
         self._stack.callback(self._keeper.close)
         self._recorder = workdir.Recorder(
             self._directory if self._leads else None,
@@ -288,18 +290,22 @@ class Driver:
 
     def _saved(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         """All that the run goes on from, and what is said of it."""
-        task = self._task
-        saved = task.saved()
-        arrays = saved.pop("arrays")
-        return arrays, self._keeper.about(
-            **saved,
-            done=task.steps_done,
-            best_params=task.best,
-            evaluation=task.evaluation(),
-            finished=self._is_finished,
-            stopped_by=self._stopped_by,
-            summary=task.summary.save(),
-        )
+        task, setup, saved = self._task, self._task.setup, self._task.saved()
+        arrays, params = saved.pop("arrays"), saved.pop("params")
+        return arrays, saved | {
+            "rounds": task.steps_done,
+            "finished": self._is_finished,
+            "stopped_by": self._stopped_by,
+            "num_workers": len(setup.where.devices),
+            "has_best": task.best is not None,
+            "form": leaves.form_of(params),
+            "evaluation": task.evaluation(),
+            "fingerprint": self._fingerprint,
+            "saved": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            "solutions": setup.company.solved.save(),
+            "summary": task.summary.save(),
+            "versions": arguments.versions(),
+        }
 
     @property
     def _by_signal(self) -> signal.Signals | None:
