@@ -49,15 +49,6 @@ class Task(Protocol):
     may_grow: ClassVar[tuple[str, ...]]
     reports_at_once: ClassVar[bool]
 
-    def __init__(
-        self,
-        runs: Sequence[engine.Engine],
-        recorded: dict[str, Any],
-        summary: Any,
-        evaluate: evaluations.Evaluations,
-    ) -> None:
-        self.runs, self.recorded, self.summary, self.evaluate = runs, recorded, summary, evaluate
-
     @property
     def setup(self) -> setup_lib.Setup:
         """What all runs have in common: processes, workers, checkpoints."""
@@ -114,7 +105,6 @@ class Task(Protocol):
         Raises:
             TypeError: it is no such line.
         """
-        del line
         return 0
 
     def lines_done(
@@ -192,7 +182,8 @@ class Task(Protocol):
         """The report that callbacks are given: while they run, it has the step's parameters."""
 
     def saved(self) -> dict[str, Any]:
-        """Arguments of `keeper.Keeper.save`, beside those that every run has."""
+        """What a checkpoint holds beside what every run has: `arrays`, `params` in the form in
+        which `hetjax.load` returns them, and what is said of them."""
 
     def told_at_end(self) -> list[str]:
         """What process 0 says when the run ends."""
