@@ -291,12 +291,7 @@ class Training(task_lib.Task):
             average = jax.device_get(self._run.average(self.state))
         return results.FitResult(
             **of_all,
-            params=last.params,
-            best_params=best.params,
-            model_state=last.state,
-            best_model_state=best.state,
-            ema_params=average.params,
-            ema_model_state=average.state,
+            **results.of_models(last, best, average),
             state=self.state.train,
             learned=self.state.rounds.policies,
         )
