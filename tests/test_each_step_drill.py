@@ -65,7 +65,7 @@ def test_every_step_of_the_table_is_told_by_a_worker(tmp_path, monkeypatch):
     assert newcomer.take_in()[0].keys() == {"a", "b"}
     workdir.Recorder(None, {}, files={}, lines={}).add([], "", 0)
     config = types.SimpleNamespace(checkpoint=types.SimpleNamespace(every_secs=0))
-    keeper.Keeper(None, types.SimpleNamespace(config=config), fingerprint={}).save({}, {})
+    keeper.Keeper(None, types.SimpleNamespace(config=config)).save({}, {})
     checkpoint_files.seal(tmp_path / "board", 1)
     table = each_step.cases()
     assert len(set(table)) == len(table) >= 200

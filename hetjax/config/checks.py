@@ -124,16 +124,13 @@ def _emulation(cluster: groups.ClusterConfig) -> Iterator[str]:
         yield f"cluster.secs_per_microbatch: got {len(speeds)} values, must be {n} or none."
     if isinstance(overhead, tuple) and len(overhead) != n:
         yield f"cluster.overhead_secs: got {len(overhead)} values, must be a number or {n}."
-    if speeds:
-        return
-    needing = {
-        "cluster.clock": (cluster.clock, cluster.clock == "virtual"),
-        "cluster.delay": (cluster.delay, cluster.delay != "constant"),
-        "cluster.overhead_secs": (overhead, overhead != 0.0),
-    }
-    for name, (value, needs_speeds) in needing.items():
-        if needs_speeds:
-            yield f"{name}: got {value!r}, needs emulated speeds; give cluster.secs_per_microbatch."
+    for name in () if speeds else ("clock", "delay", "overhead_secs"):
+        value = getattr(cluster, name)
+        if value != getattr(groups.ClusterConfig(), name):
+            yield (
+                f"cluster.{name}: got {value!r}, needs emulated speeds; give "
+                "cluster.secs_per_microbatch."
+            )
 
 
 def _rule(rule: groups.RuleConfig) -> Iterator[str]:

@@ -20,15 +20,11 @@ from hetjax.config.groups import ExperimentConfig
 _Config = TypeVar("_Config")
 
 
-def validate(
-    given: Mapping[str, Any], *, parts: Mapping[str, Any] | None = None
-) -> ExperimentConfig:
+def validate(given: Mapping[str, Any]) -> ExperimentConfig:
     """Checks a configuration and freezes it.
 
     Args:
       given: nested values; what is not given has its default.
-      parts: the parts that were given as objects, by group (`quota`, `ordering`, `reducer`,
-        `gate`). The configuration says of them what can be written down.
 
     Returns:
       the checked configuration.
@@ -37,7 +33,7 @@ def validate(
       ValueError: a field is unknown, of a wrong type or out of range, or fields contradict each
         other. A line for each names the field, the value, what is allowed and how to mend it.
     """
-    return checks.resolve(parse(ExperimentConfig, given), parts or {})[0]
+    return checks.resolve(parse(ExperimentConfig, given), {})[0]
 
 
 def plain(config: Any) -> dict[str, Any]:

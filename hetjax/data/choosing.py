@@ -1,6 +1,8 @@
 """Which feed a run takes, and what its user is told of it."""
 
 import contextlib
+import functools
+import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -50,30 +52,26 @@ def training_feed(
     if isinstance(source, iterables.Streamed):
         return iterable_feed.IterableFeed(source, devices, leads=leads)
     crew = _crew(source, num_readers)
-    looked: list[trial.Trial] = []
+    look = functools.cache(lambda: trial.look(source))
 
     def changes() -> list[float]:
-        looked.append(trial.look(source))
-        changing = looked[0].difference is not None or sources.knows_epochs(source)
-        return [float(changing or bool(_too_large(source, looked[0], devices)))]
+        changing = look().difference is not None or sources.knows_epochs(source)
+        return [float(changing or bool(_too_large(source, look(), devices)))]
 
-    name = asked
-    if asked == AUTO:
-        name = "streamed" if agree("source-changes", changes)[0] else "resident"
-    is_streamed, held = name == "streamed", None
+    is_streamed = asked == "streamed" or (asked == AUTO and agree("source-changes", changes)[0] > 0)
+    held = None
     if leads:
         values = False
         if asked != "streamed":
-            found = looked[0] if looked else trial.look(source)
-            large = _too_large(source, found, devices)
+            found, large = look(), _too_large(source, look(), devices)
             for line in _lines(source, found, asked=asked, crew=crew, large=large):
                 messages.say(line)
             values = found.difference is None and not is_streamed
         held = held_lib.Held(source, name="the source", values=values, way=_STREAM)
     if is_streamed:
         return feed_lib.StreamedFeed(source, devices, crew=crew, held=held)
-    with _bar(len(source), "reading the source", shown=progress) as on_read:
-        return feed_lib.ResidentFeed(source, devices, crew=crew, on_read=on_read, held=held)
+    with _bar(len(source), "reading the source", shown=progress) as bar:
+        return feed_lib.ResidentFeed(source, devices, crew=crew, on_read=bar.update, held=held)
 
 
 def evaluation_feed(
@@ -94,23 +92,20 @@ def evaluation_feed(
         raise ValueError("eval_source: got a hetjax.stream, whose examples come once; give a list")
     crew = _crew(source, num_readers)
     found = trial.look(source)
+    is_steady = found.difference is None
     if found.difference is not None:
         messages.say(f"eval_source: {_changed(source, found.difference)}. It is read once.")
     if sources.knows_epochs(source):
         name = type(source).__name__
         messages.say(f"eval_source: {name} changes by epoch; every evaluation has the first.")
     large = _too_large(source, found, [device])
-    if large and found.difference is None:
+    if large and is_steady:
         messages.say(f"eval_source: {large}. Each evaluation reads it anew.")
         return feed_lib.StreamedFeed(source, [device], crew=crew)
-    held = held_lib.Held(
-        source,
-        name="the eval_source",
-        values=found.difference is None,
-        way="All evaluations have them",
-    )
-    with _bar(len(source), "reading the eval_source", shown=progress) as on_read:
-        return feed_lib.ResidentFeed(source, [device], crew=crew, on_read=on_read, held=held)
+    way = "All evaluations have them"
+    held = held_lib.Held(source, name="the eval_source", values=is_steady, way=way)
+    with _bar(len(source), "reading the eval_source", shown=progress) as bar:
+        return feed_lib.ResidentFeed(source, [device], crew=crew, on_read=bar.update, held=held)
 
 
 def _crew(source: Any, num_readers: int | str) -> readers.Crew:
@@ -187,18 +182,9 @@ def _lines(
             yield f"{crew.size} threads read {name}, whose random numbers depend on who is first"
 
 
-@contextlib.contextmanager
-def _bar(total: int, title: str, *, shown: bool) -> Iterator[Callable[[int], object]]:
-    """A bar that appears after a second and goes when all is read; yields what moves it."""
+def _bar(total: int, title: str, *, shown: bool) -> contextlib.AbstractContextManager[Any]:
+    """A bar that appears after a second and goes when all is read."""
     if not shown:
-        yield lambda count: None
-        return
-    with starting.bar(
-        total=total,
-        desc=title,
-        unit="ex",
-        unit_scale=True,
-        delay=_BAR_AFTER_SECS,
-        leave=False,
-    ) as bar:
-        yield bar.update
+        return contextlib.nullcontext(types.SimpleNamespace(update=lambda count: None))
+    options = {"unit": "ex", "unit_scale": True, "delay": _BAR_AFTER_SECS, "leave": False}
+    return starting.bar(total=total, desc=title, **options)

@@ -27,6 +27,9 @@ from hetjax.data import stream as stream_lib
 
 _BLOCK_MICROBATCHES = 8  # that one thread reads at a time
 
+Passes = np.ndarray | int
+"""Of which pass each microbatch is, i64[k], or all of them are."""
+
 
 class Feed:
     """What the local phase asks for its data.
@@ -47,9 +50,7 @@ class Feed:
     def __init__(self, held: held_lib.Held | None) -> None:
         self._held, self._compared = held, 0
 
-    def load(
-        self, worker: int, example_ids: np.ndarray, passes: np.ndarray | int = 0
-    ) -> types.Microbatch:
+    def load(self, worker: int, example_ids: np.ndarray, passes: Passes = 0) -> types.Microbatch:
         """`example_ids i32[..., B]` as a microbatch on the worker's device.
 
         `passes` i64[...] says of which pass each is, or one number of all of them: a source may
@@ -57,7 +58,7 @@ class Feed:
         """
         raise NotImplementedError
 
-    def lend(self, worker: int, example_ids: np.ndarray, passes: np.ndarray | int = 0) -> Any:
+    def lend(self, worker: int, example_ids: np.ndarray, passes: Passes = 0) -> Any:
         """As `load`, for a program that makes a microbatch of it by `gathered`."""
         return self.load(worker, example_ids, passes)
 
@@ -186,12 +187,10 @@ class ResidentFeed(Feed):
         self._arrays = [copies.get(device) for device in devices]
         self._gather = jax.jit(_gather)
 
-    def load(
-        self, worker: int, example_ids: np.ndarray, passes: np.ndarray | int = 0
-    ) -> types.Microbatch:
+    def load(self, worker: int, example_ids: np.ndarray, passes: Passes = 0) -> types.Microbatch:
         return self._gather(*ResidentFeed.lend(self, worker, example_ids))
 
-    def lend(self, worker: int, example_ids: np.ndarray, passes: np.ndarray | int = 0) -> Lent:
+    def lend(self, worker: int, example_ids: np.ndarray, passes: Passes = 0) -> Lent:
         return Lent(self._arrays[worker], example_ids, self.own.first or None)
 
 
@@ -226,7 +225,7 @@ class StreamedFeed(Feed):
         self._like = like = sources.read(source, 0)
         self._devices = list(devices)
         self._num_readers = crew.size
-        self._readers = readers.start(sources.Reading(source, like), crew)
+        self._readers = readers.Readers(sources.Reading(source, like), crew)
         # Microbatches read or being read: {(pass, bytes of the ids): (the block, its place there)}.
         self._ready: dict[_Key, tuple[_Block, int]] = {}
 
@@ -268,9 +267,7 @@ class StreamedFeed(Feed):
             if ids[0] != stream_lib.PADDING:
                 self._block_of(ids, pass_index)
 
-    def load(
-        self, worker: int, example_ids: np.ndarray, passes: np.ndarray | int = 0
-    ) -> types.Microbatch:
+    def load(self, worker: int, example_ids: np.ndarray, passes: Passes = 0) -> types.Microbatch:
         shape = example_ids.shape
         flat = example_ids.reshape(-1, shape[-1])
         each = np.broadcast_to(passes, shape[:-1]).reshape(-1).tolist()

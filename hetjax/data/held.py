@@ -26,11 +26,9 @@ class Held:
 
     def __init__(self, source: Any, *, name: str, values: bool, way: str) -> None:
         self._source, self._name, self._way = source, name, way
-        self._length, self._ids = len(source), np.zeros(0, np.int64)
-        self._examples: Any = None
-        if values:
-            self._ids = np.unique(np.linspace(0, self._length - 1, _MOST).astype(np.int64))
-            self._examples = self._read()
+        self._length = len(source)
+        self._ids = np.unique(np.linspace(0, self._length - 1, _MOST).astype(np.int64))
+        self._examples = self._read() if values else None
         self._has_told_length = False
 
     def compare(self) -> None:

@@ -38,7 +38,7 @@ class IterableFeed(feed.Feed):
         super().__init__(None)
         self._source, self._devices, self._leads = source, list(devices), leads
         self._like = sources.read(source, 0)
-        self._readers = readers.Readers(self._read, 1)
+        self._readers = readers.Readers(self._read)
         self._lock = threading.Lock()
         self._window: dict[int, list[np.ndarray]] = {}  # by position; what is done is dropped
         self._asked: collections.deque[tuple[int, concurrent.futures.Future]] = collections.deque()
@@ -154,7 +154,7 @@ class IterableFeed(feed.Feed):
             self._wait(pass_index * len(self._source) + int(rows.max()) - self.own.first + 1)
 
     def load(
-        self, worker: int, example_ids: np.ndarray, passes: np.ndarray | int = 0
+        self, worker: int, example_ids: np.ndarray, passes: feed.Passes = 0
     ) -> types.Microbatch:
         shape = example_ids.shape
         rows = feed.rows(example_ids, np)

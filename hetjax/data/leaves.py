@@ -29,17 +29,23 @@ def _opened(tree: PyTree) -> PyTree:
     return {name: tree[name] for name in names} if isinstance(names, tuple) else tree
 
 
+def _children(tree: PyTree) -> list[tuple[Any, PyTree]] | None:
+    """What a dict, tuple or list holds, by key or position; None of a leaf."""
+    if isinstance(tree, Mapping):
+        return [(key, tree[key]) for key in sorted(tree, key=str)]
+    if isinstance(tree, tuple | list) and not _list_shape(tree):
+        return list(enumerate(tree))
+    return None
+
+
 def walk(tree: PyTree, path: str = "") -> Iterator[tuple[str, Any]]:
     """Leaves with their paths; dicts by sorted key, so two items compare leaf by leaf."""
     tree = _opened(tree)
-    if isinstance(tree, Mapping):
-        for key in sorted(tree, key=str):
-            yield from walk(tree[key], f"{path}[{key!r}]")
-    elif isinstance(tree, tuple | list) and not _list_shape(tree):
-        for position, child in enumerate(tree):
-            yield from walk(child, f"{path}[{position}]")
-    else:
+    children = _children(tree)
+    if children is None:
         yield path, tree
+    for key, child in children or ():
+        yield from walk(child, f"{path}[{key!r}]")
 
 
 def rebuild(tree: PyTree, leaves: Iterator[Any]) -> PyTree:
@@ -193,13 +199,7 @@ def _first_odd(values: list[Any]) -> int | None:
 
 def _refuse_lists(tree: PyTree, path: str) -> None:
     """Refuses lists that were meant as one array and do not make one."""
-    if isinstance(tree, Mapping):
-        for key, child in tree.items():
-            _refuse_lists(child, f"{path}[{key!r}]")
-    elif isinstance(tree, tuple):
-        for position, child in enumerate(tree):
-            _refuse_lists(child, f"{path}[{position}]")
-    elif type(tree) is list and tree and not _list_shape(tree):
+    if type(tree) is list and tree and not _list_shape(tree):
         name, at = path or "the list", _first_odd(tree)
         if at is not None:
             raise ValueError(
@@ -211,8 +211,8 @@ def _refuse_lists(tree: PyTree, path: str) -> None:
         lengths = {len(child) if rows and type(child) is list else 0 for child in tree}
         if len(lengths) > 1:
             raise ValueError(f"{name} has rows of different lengths: {sorted(lengths)}")
-        for position, child in enumerate(tree):
-            _refuse_lists(child, f"{path}[{position}]")
+    for key, child in _children(tree) or ():
+        _refuse_lists(child, f"{path}[{key!r}]")
 
 
 def _is_numeric(dtype: np.dtype) -> bool:

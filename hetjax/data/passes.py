@@ -4,7 +4,6 @@ A pass is once through the order. A `Shard` holds what never changes, a `PassSta
 `stream` commits what was done of it.
 """
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -73,27 +72,22 @@ class Shard:
         self._last, self._comes_once = last, comes_once
         self._length = len(example_ids)  # of a pass, as far as its examples come
         self.num_dropped, self.num_cut = self._length % self._whole, 0  # of a pass; of a cut one
-        self._init, self.place = ordering.init, ordering.place
         self.example_ids, self.place_of = example_ids, place_of
         self.microbatch_size, self._seed = microbatch_size, seed
         self._called = f"ordering: {parts.named(ordering)}: "
-        if not parts.is_ours(ordering):
-            self.place = self._checked(ordering.place)
+        self._ordering, self._is_ours = ordering, parts.is_ours(ordering)
 
-    def _checked(self, place: Callable[..., Any]) -> Callable[..., Any]:
-        """A user's `place`, which must not change the form of its state."""
-
-        def checked(order_state: Any, *others: Any) -> Any:
-            before = leaves.signature(order_state)
-            after = place(order_state, *others)
+    def place(self, order_state: Any, *others: Any) -> Any:
+        """As of the ordering; a user's must not change the form of its state."""
+        before = None if self._is_ours else leaves.signature(order_state)
+        after = self._ordering.place(order_state, *others)
+        if before is not None:
             leaves.check_kept(after, before, f"{self._called}{_PLACE}")
-            return after
-
-        return checked
+        return after
 
     def init(self) -> PassState:
         """The state at the head of the first pass."""
-        order_state = self._init(len(self.example_ids), self._seed)
+        order_state = self._ordering.init(len(self.example_ids), self._seed)
         maker = f"{self._called}init({len(self.example_ids)}, {self._seed})"
         leaves.check_begun(order_state, maker)
         return self._begun(order_state, 0, maker)

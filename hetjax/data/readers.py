@@ -11,7 +11,6 @@ import concurrent.futures
 import contextlib
 import queue
 import threading
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -50,22 +49,20 @@ class Readers:
     They are daemons: a source that blocks for ever must not keep the process alive.
 
     Args:
-        read: `(example_ids i64[k], pass_index) -> examples`.
-        count: how many threads there are. With one, no other ever calls the function.
-        on_close: called when they are closed.
+        read: `(example_ids i64[k], pass_index) -> examples`; processes get copies of it.
+        crew: how many there are, each with a process of its own or without. Where there is one
+            thread, no other ever calls the function.
+
+    Raises:
+        ValueError: no processes can be had for it.
     """
 
-    def __init__(
-        self,
-        read: reader_processes.Read,
-        count: int,
-        *,
-        on_close: Callable[[], object] = lambda: None,
-    ) -> None:
-        self._read, self._count, self._on_close = read, count, on_close
+    def __init__(self, read: reader_processes.Read, crew: Crew = ALONE) -> None:
+        self._processes = reader_processes.Processes(read, crew.size) if crew.processes else None
+        self._read, self._count = self._processes or read, crew.size
         self._wanted: queue.SimpleQueue = queue.SimpleQueue()
         self._closing = threading.Event()
-        for _ in range(count):
+        for _ in range(self._count):
             threading.Thread(target=self._work, name="hetjax-feed", daemon=True).start()
 
     def submit(self, example_ids: np.ndarray, pass_index: int = 0) -> concurrent.futures.Future:
@@ -90,7 +87,8 @@ class Readers:
         self._closing.set()
         for _ in range(self._count):
             self._wanted.put(None)
-        self._on_close()
+        if self._processes is not None:
+            self._processes.close()
 
     def _work(self) -> None:
         while (task := self._wanted.get()) is not None:
@@ -101,19 +99,3 @@ class Readers:
                 future.set_result(self._read(*asked))
             except Exception as error:  # `result` raises it again
                 future.set_exception(error)
-
-
-def start(read: reader_processes.Read, crew: Crew) -> Readers:
-    """Has a crew ready to read.
-
-    Args:
-        read: as of `Readers`; processes get copies of it.
-        crew: who they are.
-
-    Raises:
-        ValueError: no processes can be had for it.
-    """
-    if not crew.processes:
-        return Readers(read, crew.size)
-    processes = reader_processes.Processes(read, crew.size)
-    return Readers(processes, crew.size, on_close=processes.close)

@@ -241,7 +241,7 @@ def _load_together(
     """Begins and takes pieces in order, so that the message names the first bad record."""
     starts = iter(range(0, len(source), _PIECE))
     begun: collections.deque = collections.deque()
-    with contextlib.closing(readers.start(Reading(source, like), crew)) as threads:
+    with contextlib.closing(readers.Readers(Reading(source, like), crew)) as threads:
         while True:
             while len(begun) < 2 * crew.size and (start := next(starts, None)) is not None:
                 ids = np.arange(start, min(start + _PIECE, len(source)))

@@ -79,6 +79,10 @@ class _Stream:
         passes = tuple(shard.init() for shard in self._shards)
         return StreamState(passes, ledger_lib.init(self.num_examples), 0)
 
+    def epoch(self, state: StreamState) -> int:
+        """The epoch that the next round belongs to."""
+        return state.examples_processed // self.examples_per_epoch
+
     def dropped(self, state: StreamState) -> int:
         """Examples that passes have left out on purpose."""
         seen = sum(own.pass_index * len(own.queue) + own.head for own in state.passes)
@@ -197,10 +201,6 @@ class SharedStream(_Stream):
         self.shares = np.full(num_workers, 1 / num_workers)
         self.cut = whole.cut
 
-    def epoch(self, state: StreamState) -> int:
-        """The epoch that the next round belongs to."""
-        return state.passes[0].pass_index
-
     def total(self, state: StreamState, budget: int, *, gated: bool = False) -> int:
         """Microbatches of the next round: the budget, or what is left of the epoch.
 
@@ -277,10 +277,6 @@ class PrivateStream(_Stream):
             of_shards, first = of_shards + groups, first + size
         super().__init__(shards, of_shards, ends_early=of_round > 0)
         self.shares = np.array(shares) / num_examples
-
-    def epoch(self, state: StreamState) -> int:
-        """The epoch that the next round belongs to."""
-        return state.examples_processed // self.examples_per_epoch
 
     def total(self, state: StreamState, budget: int, *, gated: bool = False) -> int:
         """Microbatches of the next round: the budget, of which `fitted` may cut some off."""

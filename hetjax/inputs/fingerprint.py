@@ -110,15 +110,11 @@ def differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> dict[str, 
 
     Programs are compared where JAX is the same.
     """
-    compared = [
-        name
-        for name in _MEANING
-        if name in there and name in here and (name not in PROGRAMS or there["jax"] == here["jax"])
-    ]
     return {
-        name: _MEANING[name].format(here=here[name], there=there[name])
-        for name in compared
-        if there[name] != here[name]
+        name: meaning.format(here=here[name], there=there[name])
+        for name, meaning in _MEANING.items()
+        if name in there and name in here and there[name] != here[name]
+        if name not in PROGRAMS or there["jax"] == here["jax"]
     }
 
 

@@ -138,18 +138,13 @@ def _run(program: Any, arguments: Sequence[Any], found: dict[str, Operation]) ->
         if inside is not None:
             outs = _run(*inside, found)
         else:
-            outs = _done(equation, ins)
+            options = equation.primitive.get_bind_params(equation.params)
+            with equation.ctx.manager:
+                made = equation.primitive.bind(*ins, **options)
+            outs = made if equation.primitive.multiple_results else [made]
             _look(equation, ins, outs, found)
         numbers.update(zip(equation.outvars, outs, strict=True))
     return [number_of(variable) for variable in program.jaxpr.outvars]
-
-
-def _done(equation: Any, ins: list[Any]) -> list[Any]:
-    """What an operation makes."""
-    options = equation.primitive.get_bind_params(equation.params)
-    with equation.ctx.manager:
-        made = equation.primitive.bind(*ins, **options)
-    return made if equation.primitive.multiple_results else [made]
 
 
 def _inside(equation: Any, ins: list[Any]) -> tuple[Any, list[Any]] | None:

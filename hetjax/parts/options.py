@@ -62,6 +62,17 @@ class Rule(NamedTuple):
     read: Callable[[str], Any] = literal  # what a text of the command line means
 
 
+def _kept_if(is_right: Callable[[Any], bool]) -> Callable[[Any], Any]:
+    """What a rule does that keeps a value as it was given, where it is right."""
+
+    def parse(value: Any) -> Any:
+        if not is_right(value):
+            raise Refused
+        return value
+
+    return parse
+
+
 class Option(NamedTuple):
     """An option: what it may be, in which unit, a sentence about it, and its default."""
 
@@ -185,13 +196,12 @@ def integer(*, at_least: int = 0, at_most: int = _MOST, unit: str = "", says: st
     """
     upper = "" if at_most == _MOST else f" and at most {at_most}"
 
-    def parse(value: Any) -> int:
+    def is_right(value: Any) -> bool:
         is_integer = isinstance(value, int) and not isinstance(value, bool)
-        if not is_integer or not at_least <= value <= at_most:
-            raise Refused
-        return value
+        return is_integer and at_least <= value <= at_most
 
-    return Option(Rule(f"an integer of at least {at_least}{upper}", parse), unit, says)
+    allowed = f"an integer of at least {at_least}{upper}"
+    return Option(Rule(allowed, _kept_if(is_right)), unit, says)
 
 
 def number(
@@ -243,25 +253,16 @@ def flag(*, says: str = "") -> Option:
         says: a sentence without its subject, for `--help` and the tables.
     """
 
-    def parse(value: Any) -> bool:
-        if not isinstance(value, bool):
-            raise Refused
-        return value
-
     def read(text: str) -> Any:
         return _TRUTHS.get(text.lower(), literal(text))
 
+    parse = _kept_if(lambda value: isinstance(value, bool))
     return Option(Rule("true or false", parse, read=read), "", says)
 
 
 def text(*, may_be_empty: bool = False, says: str = "") -> Option:
     """A string; the empty one only where it stands for a default."""
-
-    def parse(value: Any) -> str:
-        if not isinstance(value, str) or not (value or may_be_empty):
-            raise Refused
-        return value
-
+    parse = _kept_if(lambda value: isinstance(value, str) and bool(value or may_be_empty))
     allowed = "a string" if may_be_empty else "a string, not empty"
     return Option(Rule(allowed, parse, read=str), "", says)
 
@@ -365,10 +366,5 @@ def count_or(prefix: str, *, says: str = "") -> Option:
 
 def text_or_object(allowed: str, *types: type, says: str = "") -> Option:
     """A string, not empty, or an object of one of `types`; `allowed` says so in words."""
-
-    def parse(value: Any) -> Any:
-        if isinstance(value, types) or (isinstance(value, str) and value):
-            return value
-        raise Refused
-
+    parse = _kept_if(lambda value: isinstance(value, (*types, str)) and value != "")
     return Option(Rule(allowed, parse, read=str), "", says)

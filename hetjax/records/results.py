@@ -85,6 +85,13 @@ class FitResult(SavedRun):
     """What the quota policy knows; `fit(..., init_state=result)` goes on with it."""
 
 
+def of_models(last: types.Model, best: types.Model, average: types.Model) -> dict[str, Any]:
+    """Those fields of a result that are models: what it has reached, its best, and by `ema`."""
+    models = {"": last, "best_": best, "ema_": average}
+    params = {f"{whose}params": model.params for whose, model in models.items()}
+    return params | {f"{whose}model_state": model.state for whose, model in models.items()}
+
+
 def train_of(given: Any) -> Any:
     """The training state of a result; a state as it is."""
     return given.state if isinstance(given, FitResult) else given
@@ -128,21 +135,16 @@ def load(
         model, average = state_lib.mean_of_rows((model, average))
     has_best = saved.about["has_best"]
     best = _model(saved, "best_params", "best_model_state") if has_best else model
-    model, best, average = (
+    given = (
         types.Model(*map(_within, (like, like_state), each)) for each in (model, best, average)
     )
     summary = workdir / "summary.json"
     return SavedRun(
-        params=model.params,
-        best_params=best.params,
+        **of_models(*given),
         summary=files.read_json(summary) if summary.is_file() else {},
         history=workdir_lib.whole_lines(workdir / workdir_lib.METRICS)[0],
         config=files.read_json(workdir / "config.json"),
         workdir=workdir,
-        model_state=model.state,
-        best_model_state=best.state,
-        ema_params=average.params,
-        ema_model_state=average.state,
     )
 
 

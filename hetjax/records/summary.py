@@ -164,21 +164,10 @@ class TrainingSummary(Summary):
         }
         self._references, self._referenced = np.array(saved["references"]), saved["referenced"]
 
-    def round_done(
-        self,
-        report: round_report.Report,
-        *,
-        eval: dict[str, float] | None = None,
-        consensus: dict[str, float] | None = None,
-    ) -> types.RoundReport:
+    def round_done(self, report: round_report.Report, **measured: Any) -> types.RoundReport:
         """The line of a round, with what was measured after it; waits for its numbers."""
         self.step_done()
-        line = dataclasses.replace(
-            report.read(),
-            start_secs=self.clock,
-            eval=eval,
-            consensus=consensus,
-        )
+        line = dataclasses.replace(report.read(), start_secs=self.clock, **measured)
         sums = np.array([report.totals.loss_sum, report.totals.weight_sum], np.float64)
         self._epoch_sums[line.epoch] = self._epoch_sums.get(line.epoch, 0) + sums
         of_epoch = self._epoch_metrics.setdefault(line.epoch, {})

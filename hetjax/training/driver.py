@@ -6,6 +6,7 @@ lines and checkpoints, and writes the files however the run ends.
 """
 
 import contextlib
+import datetime
 import pathlib
 import signal
 import sys
@@ -15,7 +16,8 @@ from typing import Any
 import numpy as np
 
 from hetjax import messages
-from hetjax.checkpoints import checkpoint
+from hetjax.checkpoints import checkpoint, leaves
+from hetjax.inputs import arguments
 from hetjax.processes import gathering, interrupt, watch
 from hetjax.records import keeper, lock, workdir
 from hetjax.rounds import round_report
@@ -57,14 +59,14 @@ class Driver:
         self._signal: Callable[[], signal.Signals | None] = lambda: None
         self._told_of_signal: list[str] = []
         is_guest = task.setup.company.meeting.joins  # that leads takes over first
-        start, lines, later = self._start(resume)
+        saved, lines, later = self._start(resume)
         self._open(lines, leads=task.setup.where.leads and not is_guest)
-        if start.saved is None:
+        if saved is None:
             task.begin()
         else:
-            task.go_on(start.saved, lines, later)
-            task.look_at_best(start.saved.about)
-            task.summary.stopped_by = start.stopped_by
+            task.go_on(saved, lines, later)
+            task.look_at_best(saved.about)
+            task.summary.stopped_by = saved.about.get("stopped_by")
         told_of = self._told_of(task.steps_done)
         self._callbacks = callbacks_lib.Callbacks([*callbacks, *hearing.callbacks(told_of)])
         self._given_writers = writers
@@ -76,7 +78,9 @@ class Driver:
         sets = tuple(self._task.evaluate.names)
         return writer_records.RunInfo(self._task.recorded, self._directory, first_step, sets)
 
-    def _start(self, resume: bool | str) -> tuple[keeper.Start, dict[str, list[workdir.Line]], int]:
+    def _start(
+        self, resume: bool | str
+    ) -> tuple[checkpoint.Saved | None, dict[str, list[workdir.Line]], int]:
         """Where the run begins, the lines of the steps that are done, and as of `lines_done`."""
         task, directory, setup = self._task, self._directory, self._task.setup
         self._fingerprint: dict[str, Any] = {}
@@ -84,29 +88,21 @@ class Driver:
             task.begin()  # compiles, before anybody waits for this process
             setup.company.beacons.at("waiting")
             arrays, about = setup.company.meeting.take_in()
-            saved = checkpoint.Saved(about["rounds"], arrays, about)
-            return keeper.Start(saved, about["stopped_by"]), about.pop("lines"), 0
-        if directory is None:
-            return keeper.Start(), *task.lines_done(directory, keeper.Start())
-        if setup.where.leads:
-            self._stack.enter_context(lock.held(workdir.made_directory(directory)))
-            self._fingerprint = task.fingerprint()
-        start = keeper.Search(
-            directory,
-            task.recorded,
-            setup=setup,
-            fingerprint=self._fingerprint,
-            resume=resume,
-            may_grow=task.may_grow,
-            unit=task.unit,
-        ).start()
-        return start, *task.lines_done(directory, start)
+            lines = about.pop("lines")
+            return checkpoint.Saved(about["rounds"], arrays, about), lines, 0
+        saved = None
+        if directory is not None:
+            if setup.where.leads:
+                self._stack.enter_context(lock.held(workdir.made_directory(directory)))
+                self._fingerprint = task.fingerprint()
+            saved = keeper.saved_in(directory, task, resume, fingerprint=self._fingerprint)
+        return saved, *task.lines_done(directory, saved)
 
     def _open(self, lines: Mapping[str, list[workdir.Line]], *, leads: bool) -> None:
         """Begins to keep the run: in the process that leads, in its workdir."""
         task, setup = self._task, self._task.setup
         self._leads = leads
-        self._keeper = keeper.Keeper(self._directory, setup, fingerprint=self._fingerprint)
+        self._keeper = keeper.Keeper(self._directory, setup)
         self._stack.callback(self._keeper.close)
         self._recorder = workdir.Recorder(
             self._directory if self._leads else None,
@@ -294,18 +290,22 @@ class Driver:
 
     def _saved(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         """All that the run goes on from, and what is said of it."""
-        task = self._task
-        saved = task.saved()
-        arrays = saved.pop("arrays")
-        return arrays, self._keeper.about(
-            **saved,
-            done=task.steps_done,
-            best_params=task.best,
-            evaluation=task.evaluation(),
-            finished=self._is_finished,
-            stopped_by=self._stopped_by,
-            summary=task.summary.save(),
-        )
+        task, setup, saved = self._task, self._task.setup, self._task.saved()
+        arrays, params = saved.pop("arrays"), saved.pop("params")
+        return arrays, saved | {
+            "rounds": task.steps_done,
+            "finished": self._is_finished,
+            "stopped_by": self._stopped_by,
+            "num_workers": len(setup.where.devices),
+            "has_best": task.best is not None,
+            "form": leaves.form_of(params),
+            "evaluation": task.evaluation(),
+            "fingerprint": self._fingerprint,
+            "saved": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            "solutions": setup.company.solved.save(),
+            "summary": task.summary.save(),
+            "versions": arguments.versions(),
+        }
 
     @property
     def _by_signal(self) -> signal.Signals | None:

@@ -50,7 +50,8 @@ class Training(task_lib.Task):
         summary: summary_lib.TrainingSummary,
         evaluate: evaluations.Evaluations,
     ) -> None:
-        super().__init__([run], run.recorded, summary, evaluate)
+        self.runs, self.recorded = [run], run.recorded
+        self.summary, self.evaluate = summary, evaluate
         self._run, self._init_state = run, init_state
         self.fingerprint = functools.partial(run.fingerprint, results.train_of(init_state))
         self._pending: round_report.Report | None = None  # of which no line is made yet
@@ -292,12 +293,7 @@ class Training(task_lib.Task):
             average = jax.device_get(self._run.average(self.state))
         return results.FitResult(
             **of_all,
-            params=last.params,
-            best_params=best.params,
-            model_state=last.state,
-            best_model_state=best.state,
-            ema_params=average.params,
-            ema_model_state=average.state,
+            **results.of_models(last, best, average),
             state=self.state.train,
             learned=self.state.rounds.policies,
         )

@@ -1,11 +1,10 @@
 """What a driver drives: a `Task` says what a step is, what its line is, and what is saved."""
 
-import abc
 import contextlib
 import operator
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 from hetjax import messages, types
 from hetjax.checkpoints import checkpoint
@@ -18,7 +17,7 @@ Asks = Callable[[], gathering.Request]
 """What this process asks of all of them, when a round begins."""
 
 
-class Task(abc.ABC):
+class Task(Protocol):
     """What is driven. Every process of the run calls the methods.
 
     Attributes:
@@ -39,21 +38,16 @@ class Task(abc.ABC):
 
     fingerprint: Callable[[], dict[str, Any]]
     state: Any
+    runs: Sequence[engine.Engine]
+    recorded: dict[str, Any]
+    summary: Any
+    evaluate: evaluations.Evaluations
+    best: types.PyTree = None
     unit: ClassVar[str]
     number: ClassVar[str]
     files: ClassVar[Mapping[str, str]] = {"metrics": workdir.METRICS}
     may_grow: ClassVar[tuple[str, ...]]
     reports_at_once: ClassVar[bool]
-
-    def __init__(
-        self,
-        runs: Sequence[engine.Engine],
-        recorded: dict[str, Any],
-        summary: Any,
-        evaluate: evaluations.Evaluations,
-    ) -> None:
-        self.runs, self.recorded, self.summary, self.evaluate = runs, recorded, summary, evaluate
-        self.best: types.PyTree = None
 
     @property
     def setup(self) -> setup_lib.Setup:
@@ -91,11 +85,9 @@ class Task(abc.ABC):
         for run in self.runs:
             run.setup.feed.compare(-1)
 
-    @abc.abstractmethod
     def begin(self) -> None:
         """The state before the first step; compiles."""
 
-    @abc.abstractmethod
     def go_on(
         self, saved: checkpoint.Saved, lines: Mapping[str, list[workdir.Line]], later: int
     ) -> None:
@@ -113,17 +105,16 @@ class Task(abc.ABC):
         Raises:
             TypeError: it is no such line.
         """
-        del line
         return 0
 
     def lines_done(
-        self, directory: pathlib.Path | None, start: keeper.Start
+        self, directory: pathlib.Path | None, saved: checkpoint.Saved | None
     ) -> tuple[dict[str, list[workdir.Line]], int]:
         """The lines of the steps that are done, and the examples of those that are done again."""
         lines: dict[str, list[workdir.Line]] = {name: [] for name in self.files}
-        if directory is None or start.saved is None:
+        if directory is None or saved is None:
             return lines, 0
-        done, later = start.saved.about["rounds"], 0
+        done, later = saved.about["rounds"], 0
         for name, file in self.files.items():
             is_main = name == "metrics"
             check = self.examples_of if is_main else operator.itemgetter(self.number)
@@ -137,22 +128,19 @@ class Task(abc.ABC):
                     f"{str(directory / file)!r} has {len(lines[name])} whole lines of {done} "
                     f"{self.unit}s ({wrong})"
                 )
-        return lines, keeper.agreed(self.setup, later)
+        what = "read the lines of the run"
+        return lines, keeper.agreed(self.setup, later, board="read", what=what)
 
-    @abc.abstractmethod
     def bar(self) -> dict[str, Any]:
         """Of the progress bar: `total`, what is done (`initial`), `unit`."""
 
     @property
-    @abc.abstractmethod
     def steps_done(self) -> int: ...
 
     @property
-    @abc.abstractmethod
     def is_complete(self) -> bool:
         """Whether all steps are done that the run was asked for."""
 
-    @abc.abstractmethod
     def ended_trace(self) -> str:
         """The trace that is replayed and has no more rounds; '' where there is none."""
 
@@ -161,11 +149,9 @@ class Task(abc.ABC):
         return ""
 
     @property
-    @abc.abstractmethod
     def how_far(self) -> str:
         """What is done, for a message: '3 of 5 outer steps'."""
 
-    @abc.abstractmethod
     def step(self, asks: Asks, meanwhile: Callable[[], None]) -> gathering.Request:
         """One step; what any process asked of all.
 
@@ -174,15 +160,12 @@ class Task(abc.ABC):
             meanwhile: may be called while the workers compute.
         """
 
-    @abc.abstractmethod
     def measure(self) -> None:
         """Evaluates after a step, where that is due; its line will have it."""
 
-    @abc.abstractmethod
     def measure_at_end(self) -> None:
         """Evaluates after the last step, where that was not done."""
 
-    @abc.abstractmethod
     def line(self) -> tuple[Any, list[tuple[str, workdir.Line]], str, int] | None:
         """Of the newest step that has none yet; None: there is no such step.
 
@@ -195,26 +178,22 @@ class Task(abc.ABC):
         """Looks at a step whose line is written; raises where it went wrong, or tells."""
         del report
 
-    @abc.abstractmethod
     def shown(self, report: Any) -> contextlib.AbstractContextManager[Any]:
         """The report that callbacks are given: while they run, it has the step's parameters."""
 
-    @abc.abstractmethod
     def saved(self) -> dict[str, Any]:
-        """Arguments of `keeper.Keeper.save`, beside those that every run has."""
+        """What a checkpoint holds beside what every run has: `arrays`, `params` in the form in
+        which `hetjax.load` returns them, and what is said of them."""
 
     def told_at_end(self) -> list[str]:
         """What process 0 says when the run ends."""
         return []
 
-    @abc.abstractmethod
     def params(self) -> types.PyTree:
         """What the run has reached, on the host; all processes call it."""
 
-    @abc.abstractmethod
     def result(self, **of_all: Any) -> Any:
         """What the run returns; given what a `records.results.SavedRun` has."""
 
-    @abc.abstractmethod
     def page(self, summary: dict[str, Any], recorder: workdir.Recorder) -> str:
         """`report.html`."""

@@ -54,8 +54,9 @@ class OuterSteps(task_lib.Task):
         has_sets: bool,
         summary: summary_lib.BilevelSummary,
     ) -> None:
-        runs = [level.run for level in run.levels.values()]
-        super().__init__(runs, saving.recorded(run, outer_steps), summary, evaluate)
+        self.runs = [level.run for level in run.levels.values()]
+        self.recorded = saving.recorded(run, outer_steps)
+        self.summary, self.evaluate = summary, evaluate
         self._run, self._outer_steps, self._eval_every = run, outer_steps, eval_every
         self._has_sets = has_sets
         self._evaluated_at = -1  # outer steps that were done then
