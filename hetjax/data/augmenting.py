@@ -1,12 +1,17 @@
 """Random views of examples: new in each epoch, and the same in each run of one seed."""
 
 import copy
+import functools
 from collections.abc import Callable
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
+from hetjax import parts
 from hetjax.data import sources
+from hetjax.losses import named
 
 
 class Augmented:
@@ -17,17 +22,28 @@ class Augmented:
         f: `(example, rng) -> example`.
         seed: of the run.
         epoch: whose views it gives, from 0.
+        values_at: from the epochs done to what `f` is given as `values`; None: there is nothing.
+
+    Attributes:
+        asks: what `f` names.
     """
 
     def __init__(
         self,
         source: sources.Source,
-        f: Callable[[Any, np.random.Generator], Any],
+        f: Callable[..., Any],
         *,
         seed: int = 0,
         epoch: int = 0,
+        values_at: Callable[[Any], Any] | None = None,
     ) -> None:
-        self._source, self._f, self._seed, self._epoch = source, f, seed, epoch
+        self._source, self._seed, self._epoch, self._values_at = source, seed, epoch, values_at
+        self._f, own = f, parts.asked_for(f, ("values",), 2)
+        self.asks = (*own, *getattr(source, "asks", ()))
+        if own and values_at is not None:
+            values = jax.device_get(values_at(jnp.asarray(epoch, jnp.result_type(float))))
+            self._f = functools.partial(f, values=values)
+        self._given = f
         self.thread_safe = getattr(source, "thread_safe", None)
         self.notes = tuple(getattr(source, "notes", ()))
         if hasattr(source, "__getitems__") and not isinstance(source, sources.ArraySource):
@@ -50,15 +66,17 @@ class Augmented:
     def of_epoch(self, epoch: int) -> "Augmented":
         """The same examples, as they are in another epoch."""
         source = sources.of_epoch(self._source, epoch)
-        return Augmented(source, self._f, seed=self._seed, epoch=epoch)
+        values_at = self._values_at
+        return Augmented(source, self._given, seed=self._seed, epoch=epoch, values_at=values_at)
 
     def of_run(self, seed: int) -> "Augmented":
         """The same examples, as they are in a run of another seed."""
         source = sources.of_run(self._source, seed)
-        return Augmented(source, self._f, seed=seed, epoch=self._epoch)
+        values_at = named.current_values_at()
+        return Augmented(source, self._given, seed=seed, epoch=self._epoch, values_at=values_at)
 
 
-def augmented(source: Any, f: Callable[[Any, np.random.Generator], Any]) -> Augmented:
+def augmented(source: Any, f: Callable[..., Any]) -> Augmented:
     """Examples that a function augments: other views in each epoch, the same ones in each run.
 
     The generator of a view is made of the run's `seed`, the epoch and the example's index. So
@@ -68,7 +86,9 @@ def augmented(source: Any, f: Callable[[Any, np.random.Generator], Any]) -> Augm
     Args:
         source: as `hetjax.fit` takes it.
         f: `(example, rng) -> example`: a copy of an example as the source gives it, and a NumPy
-            generator. What it returns has one structure, shape and dtype for all examples.
+            generator. What it returns has one structure, shape and dtype for all examples. If it
+            names `values`, as `(example, rng, *, values)`, it is given those of `fit(values=…)` at
+            the epoch's beginning, where these are a function of the progress.
 
     Returns:
         A source. `source[i]` is the view of the first epoch of a run with seed 0.

@@ -67,6 +67,11 @@ def current() -> types.Named:
     return types.Named(*(_scope.get().get(name, ()) for name in types.Named._fields))
 
 
+def current_values_at() -> Callable[[Any], types.PyTree] | None:
+    """From the epochs done to `values`, where this scope has that."""
+    return _scope.get().get("values_at")
+
+
 @contextlib.contextmanager
 def scope(named: types.Named | None = None, **more: Any) -> Iterator[None]:
     """Inside, this thread's functions are given what they ask for."""
@@ -149,7 +154,7 @@ def beside(
     Args:
         loss_fn: which may carry a model's frozen arrays.
         frozen, values: as for `fit`; None: none.
-        *others: further functions that may ask.
+        *others: further functions that may ask, or a source whose function may.
         caller: who is given them.
         is_own: a rule of the user's own may take what nobody asks for.
 
@@ -157,7 +162,9 @@ def beside(
         ValueError: `values` is none, or nobody asks for what is given.
     """
     asks = {*getattr(loss_fn, "asks", ())}
-    asks |= {name for each in others if callable(each) for name in parts.asked_for(each, NAMES, 2)}
+    for each in others:
+        asks.update(getattr(each, "asks", ()))
+        asks.update(parts.asked_for(each, NAMES, 2) if callable(each) else ())
     for name, given in (("frozen", frozen), ("values", values)):
         if given is not None and name not in asks and not is_own:
             raise ValueError(

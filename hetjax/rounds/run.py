@@ -78,6 +78,7 @@ class Run(engine.Engine):
         loss_fn = named_lib.giving(stateful.of(loss_fn, model_state, state_reduce), 3)
         inputs.check(loss_fn, params)
         is_own = options.get("rule") is not None
+        asking = (source, *asking)
         by_name = named_lib.beside(loss_fn, frozen, values, *asking, caller="Run", is_own=is_own)
         if optimizer is None and values is not None:
             raise ValueError("Run: values= with optimizer=None: no update changes them")
@@ -87,7 +88,8 @@ class Run(engine.Engine):
         elif ema:
             raise ValueError(f"Run: ema={ema!r} with optimizer=None: there is no update to average")
         options |= {"optimizer": optimizer, "by_name": by_name}
-        super().__init__(loss_fn, params, source, **options)
+        with named_lib.scope(values_at=by_name.values.of_progress):
+            super().__init__(loss_fn, params, source, **options)
         begun = self.setup.begun
         if (text := judged.told(begun.params, begun.opt_state)) and self.setup.where.leads:
             messages.say(text)

@@ -308,3 +308,25 @@ def test_a_result_hands_its_quotas_on():
         quotas.append([line["quotas"] for line in result.history])
     assert quotas[0][0] == [4, 4]
     assert [each[0] for each in quotas[1:]] == [each[-1] for each in quotas[:-1]] == [[6, 2]] * 2
+
+
+def test_an_augmentation_is_given_the_values_of_its_epoch(float64):
+    seen = []
+
+    def scaled(example, rng, *, values):
+        seen.append(float(values["beta"]))
+        return {**example, "x": example["x"] * values["beta"]}
+
+    source = hetjax.augmented(DATA, scaled)
+    with pytest.raises(TypeError, match="values"):
+        source[0]
+    fields = {**FIELDS, "epochs": 3}
+    weights = problems.initial_weights()
+    result = hetjax.fit(not_asking, weights, optax.sgd(0.1), source, values=beta, **fields)
+    assert sorted(set(seen)) == pytest.approx([0.0, 0.1, 0.2], abs=1e-6)
+    for epoch in range(3):
+        batch = {**DATA, "x": DATA["x"] * 0.1 * epoch}
+        weights = weights - 0.1 * jax.grad(lambda w, b=batch: not_asking(w, b, None).mean())(
+            weights
+        )
+    np.testing.assert_allclose(result.params, weights, rtol=0, atol=1e-12)
