@@ -69,12 +69,8 @@ class Simulation(NamedTuple):
         """What a notebook shows: the rounds' times, who waits, and what each worker did."""
         from hetjax.report import cards, over_rounds
 
-        rounds = zip(self.round_secs, self.waiting_fraction, strict=True)
-        history = [
-            {"round": i, "round_secs": float(secs), "waiting_fraction": float(waiting)}
-            for i, (secs, waiting) in enumerate(rounds)
-        ]
-        pictures = over_rounds.draw_simulation(history, self.worker_microbatches, width=cards.WIDTH)
+        drawn = self.round_secs, self.waiting_fraction, self.worker_microbatches
+        pictures = over_rounds.draw_simulation(*drawn, width=cards.WIDTH)
         return cards.card("Simulation", self._rows(), pictures)
 
     def _rows(self) -> list[tuple[str, str]]:

@@ -128,27 +128,28 @@ def _level(axes: Axes, ids: np.ndarray, values: np.ndarray, *, style: str, colou
 
 
 @canvas.own_settings
-def draw_simulation(history: series.History, microbatches: np.ndarray, *, width: int) -> list[str]:
+def draw_simulation(
+    secs: np.ndarray, waiting: np.ndarray, microbatches: np.ndarray, *, width: int
+) -> list[str]:
     """Pictures of the rounds' times, of waiting, and of the workers, as inline SVG.
 
     Args:
-        history: a record a round: `round`, `round_secs`, `waiting_fraction`.
+        secs: f64[num_rounds], of each round.
+        waiting: f64[num_rounds], the part of the workers' time that they waited.
         microbatches: i64[num_workers], over all rounds.
         width: of each, in pixels.
     """
-    secs = series.column(history, "round_secs")
     factor, unit = words.time_unit(np.nanmax(secs, initial=0.0))
-    waiting = 100 * series.column(history, "waiting_fraction")
     return [
-        _over_rounds(history, secs * factor, f"a round, {unit}", width=width),
-        _over_rounds(history, waiting, "waiting, % of the workers' time", width=width),
+        _over_rounds(secs * factor, f"a round, {unit}", width=width),
+        _over_rounds(100 * waiting, "waiting, % of the workers' time", width=width),
         _of_workers(microbatches, width=width),
     ]
 
 
-def _over_rounds(history: series.History, y: np.ndarray, title: str, *, width: int) -> str:
+def _over_rounds(y: np.ndarray, title: str, *, width: int) -> str:
     figure, (axes,) = canvas.panels(width, 1)
-    ids = series.round_ids(history)
+    ids = np.arange(len(y), dtype=float)
     canvas.curve(axes, ids, y, colour=canvas.ACCENT, band=True)
     axes.set_ylim(0, 1.08 * np.nanmax(y, initial=0.0) or 1.0)
     canvas.finish(axes, title, ids, "round")
