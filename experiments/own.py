@@ -12,6 +12,7 @@ import pathlib
 import sysconfig
 import traceback
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -41,6 +42,7 @@ class Model(NamedTuple):
     loss_fn: Any
     params: Any
     metrics_fn: Any  # None: the loss alone is measured
+    given: Mapping[str, Any] = MappingProxyType({})  # `frozen` and `values` of `hetjax.fit`
 
 
 def function(field: str, path: str) -> Any:
@@ -143,12 +145,17 @@ def model(path: str, built: Any, loss: Any, metrics: Any, by_kind: Any = None) -
     Raises:
         ValueError: it is no model, or the loss is missing, or is there twice.
     """
+    given: Mapping[str, Any] = {}
+    if isinstance(built, tuple) and len(built) == 3 and isinstance(built[2], Mapping):
+        built, given = built[:2], built[2]
+    if unknown := sorted(given.keys() - {"frozen", "values"}):
+        raise ValueError(f"model.name: {path!r} gives {unknown}; allowed are frozen and values.")
     first = built[0] if isinstance(built, tuple) and len(built) == 2 else None
     is_linen = isinstance(first, linen.Module) and isinstance(built[1], Mapping)
     if callable(first) and not isinstance(first, linen.Module):
         if loss is not None:
             raise ValueError(f"loss: model.name={path!r} returns (loss_fn, params); give no loss.")
-        return Model(*built, metrics)
+        return Model(*built, metrics, given)
     is_flax = is_linen or isinstance(built, nnx.Module)
     if is_flax and by_kind is not None:
         loss, metrics = loss or by_kind.loss, metrics or by_kind.metrics

@@ -46,6 +46,7 @@ class Task(NamedTuple):
     evals: Mapping[str, sources.Source]
     model: Any
     dataset: datasets.Dataset
+    given: Mapping[str, Any]  # what `hetjax.fit` is given by name
 
 
 def load(data: config_lib.DataConfig) -> datasets.Dataset:
@@ -92,7 +93,7 @@ def make(config: config_lib.ExperimentConfig, dataset: datasets.Dataset | None =
         assert classes is not None
         model = models.make(path, dataset.example_shape or (), classes, rngs=rngs, **options)
     made = own.model(path, model, loss, metrics, by_kind=measures)
-    return Task(*made, train, dataset.evals, model, dataset)
+    return Task(*made[:3], train, dataset.evals, model, dataset, made.given)
 
 
 def _refuse_arguments(group: str, fields: Any) -> None:

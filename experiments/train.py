@@ -70,6 +70,7 @@ def train_and_evaluate(
         progress=progress,
         resume=resume,
         raise_on_interrupt=False,
+        **task.given,
     )
 
 

@@ -98,6 +98,10 @@ COMMANDS = {
 
 
 @pytest.mark.slow
+def with_more(rngs):
+    return lambda params, batch, rng: batch["x"], np.ones(3), {"fields": {}}
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_command_takes_model_data_loss_and_metrics_of_ones_own(command, tmp_path):
     figures = COMMANDS[command](tmp_path)
@@ -137,6 +141,7 @@ def test_a_command_names_what_a_function_returned(command, given, tmp_path):
         (f"model.name={HERE}:linen_net",),
         (f"model.name={HERE}:weights", f"loss={HERE}:loss_of_weights", "metrics=by_kind"),
         (f"model.name={HERE}:pair", "loss=by_kind", "metrics=by_kind"),
+        (f"model.name={HERE}:annealed", "loss=by_kind", "metrics=by_kind"),
         (
             *(f"data.name={HERE}:load_known", "model.name=mlp", "loss=by_kind"),
             *("metrics=by_kind", "data.num_train=100", "optimizer.schedule=cosine"),
@@ -169,6 +174,7 @@ def test_forms_of_models_and_other_functions_train(fields, tmp_path):
         (["model.name=mlp", "model.arguments.width=3"], "reference models need"),
         ([f"data.name={HERE}:load_known", "model.name=mlp", "model.arguments.a=3"], "takes none"),
         (["loss=by_kind"], "loss: missing. The kind of these examples has none"),
+        (["model.name=" + f"{__name__}:with_more", "loss=by_kind"], r"gives \['fields'\]"),
         ([f"model.name={HERE}:pair"], r"returns \(loss_fn, params\); give no loss"),
         ([f"data.name={HERE}:loss"], "cannot be called with nothing. It may name dir"),
         ([f"optimizer.name={__name__}:text"], "returned 'text'. An optimiser is an optax"),

@@ -35,6 +35,7 @@ class Opened(NamedTuple):
             "optimizer": optimizer,
             "source": train,
             "config": self.config,
+            **self.task.given,
         }
 
 

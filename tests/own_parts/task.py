@@ -52,6 +52,14 @@ def pair(rngs):
     return hetjax.nnx_loss(Net(rngs), loss)
 
 
+def annealed(rngs):
+    def of_both(model, batch, *, frozen, values):
+        return loss(model, batch) + values * frozen.sum()
+
+    given = {"frozen": np.ones(2, np.float32), "values": lambda progress: 0.1 / (1 + progress)}
+    return *hetjax.nnx_loss(Net(rngs), of_both), given
+
+
 def loss(model, batch):
     return optax.softmax_cross_entropy_with_integer_labels(model(batch["x"]), batch["label"])
 
