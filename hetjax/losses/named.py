@@ -112,8 +112,9 @@ def giving(function: Any, skip: int, names: Sequence[str] = NAMES) -> Any:
 
     def given(*arguments: Any) -> Any:
         there = {**_scope.get(), "frozen": frozen_given(_scope.get().get("frozen", ()))}
-        more = {name: there[name] for name in asks if jax.tree.leaves(there.get(name, ()))}
-        for name in asks:
+        left = [name for name in asks if name not in list(own)[: len(arguments)]]
+        more = {name: there[name] for name in left if jax.tree.leaves(there.get(name, ()))}
+        for name in left:
             if name not in more and own[name].default is inspect.Parameter.empty:
                 raise ValueError(f"{parts.path_of(function)} asks for {name}; give {name}=")
         return function(*arguments, **more)
