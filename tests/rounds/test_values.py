@@ -172,6 +172,15 @@ def test_metrics_and_rules_see_the_values(float64):
     np.testing.assert_allclose(result.params, weights, rtol=0, atol=1e-12)
 
 
+def test_a_value_of_0_is_evaluated_with(float64):
+    def metrics_fn(params, batch, *, values):
+        return {"value": jnp.full(len(batch["y"]), values)}
+
+    given = {"eval_source": DATA, "metrics_fn": metrics_fn, "epochs": 3}
+    result = fit(not_asking, lambda progress: 2 - progress, **given)
+    assert [line["eval"]["test_value"] for line in result.history] == [1.0, 0.0, -1.0]
+
+
 def test_gossip_keeps_values_of_each_replica(float64):
     reducer = {"name": "d_psgd", "graph": "ring"}
     result = fit(near, target(1), reducer=reducer)
