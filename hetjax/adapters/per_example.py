@@ -34,6 +34,9 @@ def per_example(one_example_loss: OneExampleLoss) -> Callable[[Any, Any, jax.Arr
         Otherwise `rng` is the microbatch's key, and the example at place i of B has
         `jax.random.split(rng, B)[i]`.
 
+    Raises:
+        ValueError: (when called) the loss asks for `frozen` or `values`, and there is none.
+
     Example:
         >>> loss_fn = per_example(lambda w, example, rng: (example["x"] @ w - example["y"]) ** 2)
         >>> batch = {"x": jnp.eye(2), "y": jnp.array([0.0, 3.0])}

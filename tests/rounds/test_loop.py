@@ -10,7 +10,7 @@ import pytest
 
 import hetjax
 from hetjax.local import gradients
-from hetjax.ordering import methods, ordering, pairs
+from hetjax.ordering import methods, ordering, orders, pairs
 from tests.own_parts import gate
 from tests.rounds import problems
 
@@ -30,7 +30,7 @@ EMULATED = {"num_workers": 4, "secs_per_microbatch": (1, 2, 3, 4), "clock": "vir
         ),
         (
             {
-                "ordering": methods.random_reshuffling()._replace(coordinated=True),
+                "ordering": orders.random_reshuffling()._replace(coordinated=True),
                 "reducer": {"name": "matcha"},
             },
             r"'given: .*' does not work with .*'matcha'.*all_reduce, ring",
@@ -141,7 +141,7 @@ def _parity():
 @pytest.mark.parametrize("local", LOCAL)
 def test_an_ordering_gets_the_signs_of_realised_pairs(local):
     calls = []
-    shuffled = methods.random_reshuffling()
+    shuffled = orders.random_reshuffling()
 
     def place(state, examples, signs):
         calls.append((examples, signs))
