@@ -8,10 +8,12 @@ the end of the first step or round; imports are not in them. Memory is the highe
 """
 
 import json
+import os
 import resource
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from typing import Any
 
@@ -108,7 +110,9 @@ def _told(first: float, secs: list[float]) -> dict[str, float]:
 
 def _measured(child: str) -> dict[str, float]:
     command = [sys.executable, "-m", "experiments.benchmarks.frozen", f"--child={child}"]
-    ended = subprocess.run(command, capture_output=True, text=True)
+    with tempfile.TemporaryDirectory() as cache:  # of compiled programs, empty
+        environ = {**os.environ, "XDG_CACHE_HOME": cache}
+        ended = subprocess.run(command, env=environ, capture_output=True, text=True)
     if ended.returncode:
         sys.exit(f"{child} failed:\n{ended.stderr}")
     return json.loads(ended.stdout.splitlines()[-1])
