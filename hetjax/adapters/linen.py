@@ -165,7 +165,8 @@ class _Caller:
         self.params = self._all if wrt is None else traverse_util.unflatten_dict(flat)
         whole = traverse_util.flatten_dict(self._all, keep_empty_nodes=True)
         rest = {path: leaf for path, leaf in whole.items() if path not in flat}
-        self.frozen = {**self._constants, "params": traverse_util.unflatten_dict(rest)}
+        constants = {**self._constants, "params": traverse_util.unflatten_dict(rest)}
+        self.frozen = named_lib.OfModel(constants, object())
         if not jax.tree.leaves(self.params):
             paths = map(".".join, traverse_util.flatten_dict(self._all))
             raise ValueError(f"{caller}: wrt chooses none of the parameters {fits.named(paths)}")

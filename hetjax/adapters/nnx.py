@@ -142,7 +142,7 @@ class _Maker:
         is_frozen = nnx.All(nnx.Not(nnx.RngState), _is_array)
         parts: Any = nnx.split(model, wrt, state, is_frozen, ...)
         self._graph, self._trained, self._state, self._frozen, self._rest = parts
-        self.frozen = nnx.to_pure_dict(self._frozen)
+        self.frozen = named_lib.OfModel(nnx.to_pure_dict(self._frozen), object())
         self.params = nnx.to_pure_dict(self._trained)
         self.state = nnx.to_pure_dict(self._state)
         if not jax.tree.leaves(self.params):

@@ -7,6 +7,7 @@ program, never a constant: the scope is opened in the program, of the program's 
 
 import contextlib
 import contextvars
+import dataclasses
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
@@ -25,10 +26,13 @@ _scope: contextvars.ContextVar[Mapping[str, Any]] = contextvars.ContextVar(
 )
 
 
-class OfModel(NamedTuple):
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class OfModel:
     """Frozen arrays that an adapter took out of a model, beside those that `fit` is given."""
 
     model: types.PyTree
+    owner: object = dataclasses.field(metadata={"static": True})  # that takes them, no other
     given: types.PyTree = ()
 
 
@@ -125,10 +129,12 @@ def giving(function: Any, skip: int, names: Sequence[str] = NAMES) -> Any:
     return given
 
 
-def of_model(default: types.PyTree) -> types.PyTree:
-    """What an adapter took out of its model, in this scope."""
+def of_model(own: OfModel) -> types.PyTree:
+    """What an adapter took out of its model, as this scope has it; of another model its own."""
     found = _scope.get().get("frozen")
-    return found.model if isinstance(found, OfModel) else default
+    if isinstance(found, OfModel) and found.owner is own.owner:
+        return found.model
+    return own.model
 
 
 def frozen_given(frozen: types.PyTree) -> types.PyTree:
@@ -139,8 +145,9 @@ def frozen_given(frozen: types.PyTree) -> types.PyTree:
 def frozen_of(function: Any, frozen: types.PyTree) -> types.PyTree:
     """What is given, beside what an adapter's function carries; of types that JAX has."""
     own = getattr(function, "frozen", None)
-    found = frozen if own is None else OfModel(own, frozen_given(frozen))
-    return jax.tree.map(_typed, found)
+    if isinstance(own, OfModel):
+        frozen = dataclasses.replace(own, given=frozen_given(frozen))
+    return jax.tree.map(_typed, frozen)
 
 
 def _typed(leaf: Any) -> Any:

@@ -224,6 +224,57 @@ def test_an_adapters_frozen_part_goes_beside_what_fit_is_given(float64):
         np.testing.assert_allclose(one, other, rtol=0, atol=1e-12)
 
 
+def other_nnx():
+    """A teacher of the student's kind, as a model and as a loss of its own."""
+    given = {"wrt": nnx.LoRAParam}
+    teacher = Lora()
+    teacher.first.kernel[...] = 2 * teacher.first.kernel[...]
+    scores, params = hetjax.nnx_loss(teacher, lambda model, batch: model(batch["x"])[:, 0], **given)
+
+    def of_model(batch):
+        return hetjax.nnx_model(teacher, params, **given)(batch["x"])[:, 0]
+
+    def make(loss):
+        return hetjax.nnx_loss(Lora(), loss, **given)
+
+    return make, (lambda batch: scores(params, batch, jax.random.key(0)), of_model)
+
+
+def other_linen():
+    module, given = Dense(), {"wrt": lambda path, _: "head" in path}
+    ours, theirs = (module.init(jax.random.key(i), DATA["x"][:1]) for i in range(2))
+    function = lambda model, batch: model(batch["x"])[:, 0]  # noqa: E731
+    scores, params = hetjax.linen_loss(module, theirs, function, **given)
+
+    def of_model(batch):
+        found = hetjax.linen_variables(theirs, params, **given)
+        return module.apply(found, batch["x"])[:, 0]
+
+    def make(loss):
+        return hetjax.linen_loss(module, ours, loss, **given)
+
+    return make, (lambda batch: scores(params, batch, jax.random.key(0)), of_model)
+
+
+@pytest.mark.parametrize("of", [other_nnx, other_linen])
+def test_another_model_in_a_loss_keeps_its_own_frozen_part(of, float64):
+    make, teachers = of()
+    taught = np.asarray(teachers[0](DATA))
+    data = {**DATA, "taught": taught}
+
+    def loss_of(teacher):
+        return lambda model, batch: (model(batch["x"])[:, 0] - teacher(batch)) ** 2
+
+    found = []
+    for teacher in (lambda batch: batch["taught"], *teachers):
+        loss_fn, params = make(loss_of(teacher))
+        fields = {**FIELDS, "epochs": 2}
+        found.append(hetjax.fit(loss_fn, params, optax.sgd(0.1), data, **fields).params)
+    for other in found[1:]:
+        for one, another in zip(*map(jax.tree.leaves, (found[0], other)), strict=True):
+            np.testing.assert_allclose(one, another, rtol=0, atol=1e-12)
+
+
 def test_levels_of_a_bilevel_problem_are_given_it(float64):
     def upper(x, y, batch, *, frozen):
         return (batch["x"] @ frozen["w"] @ y - batch["t"]) ** 2
