@@ -1,6 +1,7 @@
 """Runs of the local launcher, as the benchmark of processes needs them."""
 
 import atexit
+import contextlib
 import functools
 import json
 import os
@@ -10,6 +11,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -18,6 +20,7 @@ from hetjax.zoo import config as config_lib
 SHARES = (1.0, 0.5, 0.25, 0.25)
 MOST_SECS = 900.0  # of a run
 _LAST = 20  # rounds; single ones are trials
+_LOOK_SECS = 0.02
 
 
 class Task(NamedTuple):
@@ -216,3 +219,37 @@ def run_lines(
     command = task_command(task, policy, (epochs, per_epoch), len(shares), workdir, data_dir)
     run_workers(shares, command, checkout=checkout)
     return [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+
+
+class Commits(threading.Thread):
+    """Notes when each round of the runs apart below a directory was decided, in unix seconds.
+
+    Args:
+        directory: what `HETJAX_SHARED` of the launcher names, or that of its run.
+    """
+
+    def __init__(self, directory: pathlib.Path) -> None:
+        super().__init__(daemon=True)
+        self._directory = directory
+        self.at: dict[tuple[int, int], float] = {}  # by attempt and number
+        self.over = threading.Event()
+
+    def run(self) -> None:
+        while not self.over.wait(_LOOK_SECS):
+            for path in self._directory.glob("**/board/decision%2F*"):
+                number = path.name.removeprefix("decision%2F")
+                if number.isdecimal():
+                    with contextlib.suppress(OSError):  # the last eight are kept
+                        key = int(path.parts[-3]), int(number)
+                        self.at.setdefault(key, path.stat().st_mtime)
+
+
+def workers_of(launcher: int, named: str) -> list[int]:
+    """Ids of the launcher's processes whose command line has this text."""
+    found = []
+    for path in pathlib.Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended
+            parent = int((path / "stat").read_text().rpartition(")")[2].split()[1])
+            if parent == launcher and named.encode() in (path / "cmdline").read_bytes():
+                found.append(int(path.name))
+    return sorted(found)

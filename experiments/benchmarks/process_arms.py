@@ -47,7 +47,7 @@ def run_hetjax(
 
 
 @functools.cache
-def _arrays() -> tuple[str, str]:
+def arrays() -> tuple[str, str]:
     """The training set as files for a program without hetjax."""
     data = sources.load_all(datasets.load("cifar10", DATA_DIR.value).train).arrays
     names = []
@@ -58,8 +58,9 @@ def _arrays() -> tuple[str, str]:
 
 
 @functools.cache
-def torch_version() -> str | None:
-    code = "import torch; print(torch.__version__)"
+def torch_version(also: str = "torch") -> str | None:
+    """Of torch's interpreter; None: it has no torch, or not what else is asked for."""
+    code = f"import torch, {also}; print(torch.__version__)"
     with contextlib.suppress(OSError):
         found = subprocess.run(
             [TORCH_PYTHON.value, "-c", code], capture_output=True, text=True, check=False
@@ -68,9 +69,9 @@ def torch_version() -> str | None:
     return None
 
 
-def no_torch() -> str:
+def no_torch(also: str = "torch") -> str:
     return (
-        f"not measured: {TORCH_PYTHON.value} has no torch. pip install 'hetjax[benchmark]' (its "
+        f"not measured: {TORCH_PYTHON.value} has no {also}. pip install 'hetjax[benchmark]' (its "
         "build for CPU will do), or name an interpreter that has it by --torch_python"
     )
 
@@ -79,7 +80,7 @@ def run_torch(
     name: str, task: Task, num_steps: int, shares: Sequence[float], options: Sequence[str]
 ) -> launched_runs.Arm:
     """One run of the PyTorch program at these shares; without DDP where there is one worker."""
-    images, labels = _arrays()
+    images, labels = arrays()
     out = launched_runs.directory() / "ddp.json"
     out.unlink(missing_ok=True)
     command = [TORCH_PYTHON.value, str(_BASELINE), f"--model={name}", f"--batch={task.batch}"]

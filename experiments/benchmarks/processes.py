@@ -2,9 +2,10 @@
 
     python -m experiments.benchmarks.processes [--only=GROUP,…] [--data_dir=DIR]
         [--torch_python=PATH] [--repeats=2] [--before=DIR] [--runs=10]
+        [--torchft_secs=240] [--torchft_out=FILE]
 
 experiments/results/processes/README.md keeps the tables. Groups: alone, mlp, lenet,
-quotas.
+quotas, torchft.
 All train on CIFAR-10, which has to be in DIR. Every arm is a run of `hetjax.launch` of its own, so
 that all are held to their shares in the same way, and arms take turns. torch may belong to another
 interpreter.
@@ -25,7 +26,7 @@ import numpy as np
 from absl import app, flags, logging
 
 from experiments import command_line
-from experiments.benchmarks import launched_runs
+from experiments.benchmarks import beside_torchft, launched_runs
 from experiments.benchmarks import process_arms as arms_lib
 from experiments.benchmarks.launched_runs import SHARES, TASKS
 from experiments.benchmarks.rows import Row, print_tables
@@ -36,6 +37,8 @@ _ONLY = flags.DEFINE_list("only", [], "Groups to run; all if empty.", allow_over
 _BEFORE = flags.DEFINE_string("before", None, "Checkout that mlp and lenet are compared with.")
 _REPEATS = flags.DEFINE_integer("repeats", 2, "Runs of each arm.", 1)
 _RUNS = flags.DEFINE_integer("runs", 10, "Of `quotas`.", 1)
+_SECS = flags.DEFINE_float("torchft_secs", 240.0, "Of each run of `torchft`.", 60.0)
+_OUT = flags.DEFINE_string("torchft_out", None, "Gets the runs of `torchft`, JSON.")
 
 _ROOT = pathlib.Path(__file__).parents[2]
 _QUOTA_ROUNDS = 70  # of a run of `quotas`
@@ -219,6 +222,7 @@ GROUPS: dict[str, Callable[[], list[Row]]] = {
     "mlp": functools.partial(task_rows, "mlp"),
     "lenet": functools.partial(task_rows, "lenet"),
     "quotas": quotas_rows,
+    "torchft": lambda: beside_torchft.survival_rows(_SECS.value, _OUT.value),
 }
 
 

@@ -36,7 +36,7 @@ from absl import flags
 
 import hetjax
 from experiments import command_line, problems
-from experiments.benchmarks import rows
+from experiments.benchmarks import launched_runs, rows
 from hetjax import quota
 
 _SECS = flags.DEFINE_float("secs", 180.0, "Of the run.", 1.0)
@@ -50,7 +50,7 @@ _SAVE_SECS = flags.DEFINE_float("save_secs", 60.0, "Seconds between two checkpoi
 _IS_STATIC = flags.DEFINE_bool("static", False, "Quotas in proportion to the shares.")
 _WORKDIR = flags.DEFINE_string("workdir", None, "Of a worker; set by the drill.")
 
-_STOP_SECS, _LOOK_SECS = 5.0, 0.004
+_STOP_SECS = 5.0
 _TURNS, _TURN_SECS, _SKIPPED = 5, 20.0, 10  # of `rounds`
 _SHARES, _REPLACEMENT, _ADDED = "0.6,0.4,0.3,0.1", 0.4, 0.2  # of `replaced`
 _SETTLED, _COMPARED = 20, 60  # rounds after a change
@@ -92,24 +92,6 @@ def train() -> None:
         progress=False,
         **model,
     )
-
-
-class _Commits(threading.Thread):
-    """Notes when each round was decided, monotonic seconds."""
-
-    def __init__(self, run: pathlib.Path) -> None:
-        super().__init__(daemon=True)
-        self._run = run
-        self.at: dict[tuple[int, int], float] = {}  # by attempt and number
-        self.over = threading.Event()
-
-    def run(self) -> None:
-        while not self.over.wait(_LOOK_SECS):
-            for path in self._run.glob("*/board/decision%2F*"):
-                number = path.name.removeprefix("decision%2F")
-                if number.isdecimal():
-                    key = int(path.parts[-3]), int(number)
-                    self.at.setdefault(key, time.monotonic())
 
 
 def _told(workdir: pathlib.Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
@@ -268,7 +250,7 @@ def drill() -> list[rows.Row]:
         run = threading.Event()
         threading.Thread(target=_read, args=(launcher, said, run), daemon=True).start()
         run.wait()
-        commits = _Commits(pathlib.Path(_run_directory(said)))
+        commits = launched_runs.Commits(pathlib.Path(_run_directory(said)))
         commits.start()
         hits = _hit(launcher, commits)
         code = launcher.wait()
@@ -291,7 +273,7 @@ def _read(launcher: subprocess.Popen, said: list[str], run: threading.Event) -> 
             run.set()
 
 
-def _hit(launcher: subprocess.Popen, commits: _Commits) -> list[float]:
+def _hit(launcher: subprocess.Popen, commits: launched_runs.Commits) -> list[float]:
     """Kills or stops a worker now and then; returns when."""
     rng, hits = random.Random(0), []
     while len(commits.at) < 20 and launcher.poll() is None:
@@ -299,29 +281,15 @@ def _hit(launcher: subprocess.Popen, commits: _Commits) -> list[float]:
     ends = time.monotonic() + _SECS.value
     while launcher.poll() is None:
         time.sleep(_EVERY.value)
-        workers = _workers(launcher.pid)
+        workers = launched_runs.workers_of(launcher.pid, "drills.membership")
         if not workers or time.monotonic() > ends:
             continue
         pid = rng.choice(workers)
-        hits.append(time.monotonic())
+        hits.append(time.time())
         os.kill(pid, signal.SIGKILL if _KIND.value == "kill" else signal.SIGSTOP)
         if _KIND.value == "stop":
             threading.Timer(_STOP_SECS, os.kill, (pid, signal.SIGCONT)).start()
     return hits
-
-
-def _workers(launcher: int) -> list[int]:
-    """Processes that train: those of the launcher that hold a workdir's name."""
-    found = []
-    for path in pathlib.Path("/proc").glob("[0-9]*"):
-        try:
-            parent = int((path / "stat").read_text().rpartition(")")[2].split()[1])
-            is_worker = b"drills.membership" in (path / "cmdline").read_bytes()
-        except OSError:
-            continue
-        if parent == launcher and is_worker:
-            found.append(int(path.name))
-    return sorted(found)
 
 
 def _judge(
