@@ -72,13 +72,16 @@ def pytest_addoption(parser):
     parser.addoption(
         "--one_of", type=int, default=1, help="run one in so many of each file's tests"
     )
+    parser.addoption("--all", action="store_true", help="run all tests, and not the core alone")
+    parser.addoption("--rest", action="store_true", help="run all tests but the core")
 
 
 def pytest_collection_modifyitems(config, items):
-    """Leaves out the engines' tests, unless they are asked for, and others by `--one_of`.
+    """Leaves out the engines' tests and all outside the core, unless they are asked for.
 
-    Of each file those stay that a hash of their names puts first.
+    With `--one_of` those of each file stay that a hash of their names puts first.
     """
+    _keep_core(config, items)
     by_path = any("tests/engines" in arg for arg in config.args)
     if not by_path and "engines" not in config.getoption("markexpr"):
         left = [item for item in items if item.get_closest_marker("engines")]
@@ -107,6 +110,20 @@ def _caches():
     """What a module's tests have compiled is let go; a worker of all tests came to 5 GB."""
     yield
     jax.clear_caches()
+
+
+def _keep_core(config, items):
+    """Keeps the tests of core.txt, unless a path, -k, -m or an option names others."""
+    option = config.getoption
+    names_tests = config.args_source is config.ArgsSource.ARGS
+    if option("all") or names_tests or any(map(option, ("keyword", "markexpr", "lf"))):
+        return
+    lines = pathlib.Path(__file__).with_name("core.txt").read_text().splitlines()
+    core = tuple(line for line in lines if line and not line.startswith("#"))
+    left = [item for item in items if item.nodeid.startswith(core) == option("rest")]
+    config.hook.pytest_deselected(items=left)
+    items[:] = [item for item in items if item not in left]
+    config.is_core = not option("rest")
 
 
 def pytest_collection_finish():
@@ -148,6 +165,8 @@ def pytest_terminal_summary(terminalreporter):
     for each in slowest:
         compiled = dict(each.user_properties).get("compiled")
         terminalreporter.line(f"{each.duration:6.1f} s  {each.nodeid}  {compiled}")
+    if getattr(terminalreporter.config, "is_core", False):
+        terminalreporter.line("These were the tests of tests/core.txt; --all runs every test.")
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -266,3 +266,11 @@ def test_measurements_say_of_which_commit_they_are():
     assert len(texts) >= 4
     for name, text in texts.items():
         assert re.search(r"of the code at commit [0-9a-f]{7}\b", text), name
+
+
+def test_each_line_of_the_core_begins_with_the_name_of_tests():
+    lines = (ROOT / "tests/core.txt").read_text().splitlines()
+    for line in (line for line in lines if line and not line.startswith("#")):
+        path, _, name = line.partition("::")
+        assert (ROOT / path).exists(), line
+        assert f"def {name}" in (ROOT / path).read_text() if name else True, line
