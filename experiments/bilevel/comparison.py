@@ -3,6 +3,7 @@
 import pathlib
 from typing import Any
 
+from experiments import markdown
 from experiments.bilevel import (
     baselines,
     estimators,
@@ -137,10 +138,10 @@ def _cleaning(task: tasks.Task, records: dict[str, list[Record]]) -> str:
     title = estimators.METHODS[runs[0]["arm"]].title
     return "\n".join(
         [
-            results.markdown(head, rows),
+            markdown.table(head, rows) + "\n",
             *_sooner(records),
             f"Without cleaning, and trimming that keeps as many examples as {title}:\n",
-            results.markdown(("baseline", "accuracy", "F1"), base),
+            markdown.table(("baseline", "accuracy", "F1"), base) + "\n",
         ]
     )
 
@@ -230,7 +231,8 @@ def _tuning(records: dict[str, list[Record]]) -> str:
         "Softmax regression on 200 digits, three labels in ten drawn anew; the rate of 100 steps "
         "of gradient descent and their weight decay are tuned for the loss of 400 clean digits: "
         "by Adam on hypergradients in forward mode, and by random search, at equal work.\n\n"
-        + results.markdown(head, rows)
+        + markdown.table(head, rows)
+        + "\n"
     )
 
 
@@ -269,7 +271,8 @@ def _sinusoids(records: dict[str, list[Record]]) -> str:
         "of four rates for its steps on a new one. More steps than were learned for, one or three, "
         "may make a task diverge, and the mean with it: one counts as diverged whose error is "
         f"{sinusoids.DIVERGED:g} or more; that of answering 0 is below 25.\n\n"
-        + results.markdown(head, rows)
+        + markdown.table(head, rows)
+        + "\n"
         + problems_page.solved_few_shot(records)
     )
 

@@ -1,6 +1,7 @@
 """The sections of the comparison on the problems of one device."""
 
-from experiments.bilevel import estimators, gan, problems, results, search, sinusoids
+from experiments import markdown
+from experiments.bilevel import estimators, gan, problems, search, sinusoids
 from experiments.bilevel.results import Record, Stat
 from hetjax.report import words
 
@@ -56,7 +57,7 @@ def section(task: str, records: dict[str, list[Record]]) -> str:
         if task == "gan":
             row.append(", ".join(str(run["modes"]) for run in runs))
         rows.append(row)
-    return "\n".join([_SAYS[task], _made(task), results.markdown(head, rows)])
+    return "\n".join([_SAYS[task], _made(task), markdown.table(head, rows) + "\n"])
 
 
 def _made(task: str) -> str:

@@ -274,9 +274,7 @@ def page(results: pathlib.Path) -> str:
     )
 
 
-def main(argv: list[str]) -> None:
-    if len(argv) > 1:
-        sys.exit(f"Unexpected arguments: {' '.join(argv[1:])}")
+def main() -> None:
     given = flags.FLAGS
     if unknown := set(given.engines) - set(ENGINES):
         sys.exit(f"--engines: there is no {', '.join(unknown)}; there are {', '.join(ENGINES)}")
