@@ -50,6 +50,18 @@ def test_names_of_rows_are_short(path):
     assert [name for name in names(path) if len(name.split()) > rows.MOST_WORDS] == []
 
 
+@pytest.mark.parametrize(
+    "page", sorted((EXPERIMENTS / "results").rglob("*.md")), ids=lambda page: page.parent.stem
+)
+def test_rows_of_the_pages_of_results_are_short(page):
+    rows_of = [
+        line[2:-2].split(" | ") for line in page.read_text().splitlines() if line[:2] == "| "
+    ]
+    assert rows_of
+    assert [row for row in rows_of if len(row[0].split()) > rows.MOST_WORDS] == []
+    assert [cell for row in rows_of for cell in row if len(cell.split()) > 20] == []
+
+
 def test_a_table_has_its_notes_below_and_is_read_again():
     found = [rows.Row("a", "≤ 2 s", "1.5 s (1.0 to 2.0)", 3), "Said.", rows.Row("b", "", "2")]
     lines = list(rows.table([*found, "Said."]))

@@ -357,7 +357,7 @@ def _judge(
     for what, unit, target, values in (
         ("to the next commit", " rounds", "≤ 2 in 95 %", waits / usual),
         ("to the next commit", " ms", "≤ 3,000 ms", waits * 1e3),
-        ("the round of a join", " rounds", "≤ 2", at_joins / usual),
+        ("a join's round", " rounds", "≤ 2", at_joins / usual),
     ):
         points = [*np.percentile(values, [50, 95]), values.max()] if len(values) else []
         reached = ", ".join(f"{x:.3g}" for x in points) + unit

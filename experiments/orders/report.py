@@ -84,7 +84,7 @@ def _group(found: Mapping[str, results.Arms]) -> list[Block]:
     chosen = next(iter(found.values())).task
     says = (
         f"Variants of {chosen.title} (`{chosen.shown_file}`) with "
-        f"{chosen.experiment.cluster.num_workers} workers, not tuned; training loss."
+        f"{chosen.experiment.cluster.num_workers} workers, not tuned; training loss, n seeds."
     )
     return [
         page.Heading("Where it holds"),

@@ -247,18 +247,18 @@ def group_table(found: Mapping[str, Arms]) -> page.Table:
     rows = []
     for arms in found.values():
         for arm in arms.rates:
-            seeds = len(arms.runs[arm])
             rows.append(
                 (
-                    f"{arms.task.title} ({seeds} seed{'s' if seeds > 1 else ''})",
+                    arms.task.title.partition(", n = ")[0],
                     ARMS[arm].label,
                     f"{arms.stat(arm, best):.5f}",
                     f"{arms.stat(arm, final):.5f}",
                     f"{arms.stat(arm, average):.5f}",
                     f"{arms.paired(arm, average):.3f}",
                     ratio(arms.ratios(arm)),
+                    len(arms.runs[arm]),
                 )
             )
     header = ("variant", "order", "lowest loss", "last loss", "mean loss", "over D-RR's",
-              "epochs to D-RR's lowest")  # fmt: skip
+              "epochs to D-RR's lowest", "n")  # fmt: skip
     return page.Table(header, rows)
