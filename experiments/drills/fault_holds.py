@@ -25,7 +25,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import tqdm
 
 from experiments.benchmarks import rows as rows_lib
 from experiments.drills import fault_cases, fault_gangs, fault_raises
@@ -127,14 +126,13 @@ def main() -> None:
 
 def run_all(session: Session) -> None:
     """Holds a process of one gang after another, in each way in turn."""
-    directories = fault_gangs.new_directories(session)
-    for trial in tqdm.trange(session.trials, desc="hold"):
-        if session.is_late:
-            break
-        kind = KINDS[(trial + len(session.earlier)) % len(KINDS)]
+
+    def run(directory: pathlib.Path, kind: str) -> Record:
         num_workers = session.rng.randint(2, 4)
         victim = session.rng.randrange(num_workers)
-        session.write(hold_one(next(directories), kind, num_workers, victim, session=session))
+        return hold_one(directory, kind, num_workers, victim, session=session)
+
+    fault_gangs.each_in_turn(session, "hold", KINDS, run)
 
 
 def hold_one(

@@ -24,7 +24,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
-import tqdm
 
 from experiments.benchmarks import rows as rows_lib
 from experiments.drills import fault_cases, fault_gangs
@@ -145,15 +144,13 @@ def _fields(num_workers: int) -> Record:
 
 def run_all(session: Session) -> None:
     """Raises in one gang after another: under the launcher, and in processes started by hand."""
-    directories = fault_gangs.new_directories(session)
-    for trial in tqdm.trange(session.trials, desc="raise"):
-        if session.is_late:
-            break
-        count = trial + len(session.earlier)
-        engine = ("launcher", "by hand")[count % 2]
-        one = launched if engine == "launcher" else by_hand
-        kind = KINDS[count // 2 % len(KINDS)]
-        session.write(one(next(directories), kind, session=session))
+    cases = [(one, kind) for kind in KINDS for one in (launched, by_hand)]
+
+    def run(directory: pathlib.Path, case: Any) -> Record:
+        one, kind = case
+        return one(directory, kind, session=session)
+
+    fault_gangs.each_in_turn(session, "raise", cases, run)
 
 
 def launched(directory: pathlib.Path, kind: str, *, session: Session) -> Record:
