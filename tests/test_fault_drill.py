@@ -84,7 +84,7 @@ def test_the_table_adds_up_over_runs(tmp_path):
         "| hang, loader: right worker named, run went on | all | 1 of 2 | 2 |",
         "| … noticed after | ≤ 2 heartbeats | at most inf | 2 |",
         "by hand: all name it | all, ≤ 60 s | 1 of 2, at most inf s | 2 |",
-        "| … by others who wait | all | 3 of 4 | 2 |",
+        "| … by the waiting processes | all | 3 of 4 | 2 |",
     ):
         assert row in text
 

@@ -203,7 +203,7 @@ class _Run:
             outcome = self._awake(outcome, told["pid"])
         last = self.newest()
         assert last is not None
-        # Who naps may go on; who has not asked yet is nobody's loss.
+        # A napping worker may go on; one that has not asked yet is no loss.
         gone = -1 if case.kind == "nap" or case.step == "ask: before" else start
         if not self.eventually(lambda: self.is_whole(last.number + 2, without=gone)):
             outcome = outcome._replace(wrong="not all seats were members again")
@@ -214,7 +214,7 @@ class _Run:
         if outcome.case.kind == "nap":
             time.sleep(_NAP_SECS)
         else:
-            time.sleep(1.5 * _LATE_SECS)  # who has not asked yet is no member
+            time.sleep(1.5 * _LATE_SECS)  # one that has not asked yet is no member
 
             def is_left_out() -> bool:
                 last = self.newest()

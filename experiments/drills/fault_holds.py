@@ -192,7 +192,7 @@ def rows(records: Sequence[Record]) -> rows_lib.Found:
     name, target = f"held {_HOLD_SECS} s, by hand: all name it", f"all, ≤ {MOST_SECS:g} s"
     reached = f"{rows_lib.share(good)}, at most {most:.1f} s"
     yield rows_lib.Row(name, target, reached, len(records))
-    yield rows_lib.Row("… by others who wait", "all", f"{named} of {waiting}", len(records))
+    yield rows_lib.Row("… by the waiting processes", "all", f"{named} of {waiting}", len(records))
     went_on = [r["went_on"] for r in records]
     yield rows_lib.Row("… and all went on", "all", rows_lib.share(went_on), len(records))
 

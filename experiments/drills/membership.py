@@ -5,11 +5,11 @@
         [--save_secs=60]
 
 `rounds` compares a round of `--runtime=apart` with one of `joined` of the same quotas, those of the
-shares, where nobody is lost. `hits`: four workers of one run are killed at random, or stopped for
-5 s, one every so many seconds. The launcher starts them anew. The table says how long the others
-waited, and what the ledger has.
-`replaced`: a slow worker is replaced by a fast one, and another is added, by the commands that a
-user has; the rounds from the 20th on are compared with the best for who is there.
+shares, where no worker is lost. `hits`: four workers of one run are killed at random, or stopped
+for 5 s, one every so many seconds. The launcher starts them anew. The table says how long the
+others waited, and what the ledger has. `replaced`: a slow worker is replaced by a fast one, and
+another is added, by the commands that a user has. The rounds from the 20th on are compared with the
+best for those workers.
 Commits are seen by the drill, which looks every few milliseconds at what has been decided; that
 all states were equal the run sees by itself, from digests, in every round.
 """
@@ -129,7 +129,7 @@ def _command(
 
 
 def compare() -> rows.Found:
-    """A round apart over one of processes that are joined, in turn; nobody is lost."""
+    """A round apart over one of processes that are joined, in turn; no worker is lost."""
     for model in _MODELS:
         secs: dict[str, list[float]] = {"joined": [], "apart": []}
         for turn in range(2 * _TURNS):
@@ -175,11 +175,11 @@ def replace() -> rows.Found:
             each = ", ".join(f"{x:.3f}" for x in values)
             yield rows.Row(f"{name}: {what}", target, each, len(found))
     yield f"{_MODEL.value}, shares {_SHARES}: a round from the {_SETTLED}th on after a change."
-    yield "Over the exact optimum for who is there. Fixed: the best quotas in hindsight."
+    yield "Over the exact optimum for the workers there. Fixed: the best quotas in hindsight."
 
 
 def _changes(run: str, workdir: pathlib.Path, said: list[str]) -> dict[str, int]:
-    """Changes who is there, as a user does, and waits; from which round it was so."""
+    """Changes the workers, as a user does, and waits; from which round they were so."""
     _wait_for_lines(workdir, 2 * _SETTLED + _COMPARED)
     found = {"not changed yet": _SETTLED}
     asks = {"replaced": [f"--add={run}", f"--cpus={_REPLACEMENT}"], "added": [f"--add={run}"]}
