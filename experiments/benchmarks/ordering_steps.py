@@ -15,13 +15,11 @@ import jax
 import numpy as np
 import optax
 
+import hetjax
 from experiments import problems
 from experiments.benchmarks.rows import Found, Row
 from hetjax import types
-from hetjax.data import sources
 from hetjax.local import calls, packing, rules, stepped
-from hetjax.rounds import build
-from hetjax.zoo import config as config_lib
 
 _MICROBATCH, _SHAPE = 32, (32, 32, 3)
 _MODELS: dict[str, dict[str, Any]] = {
@@ -58,15 +56,8 @@ class Step:
             "quota": {"policy": "equal"},
             "ordering": ordering,
         }
-        config = config_lib.validate(fields)
-        self.setup = build.build(
-            loss_fn,
-            params,
-            optax.sgd(1e-4, momentum=0.9),
-            sources.as_source(data),
-            config=config,
-            per_example_rng=False,
-        )
+        optimizer = optax.sgd(1e-4, momentum=0.9)
+        self.setup = hetjax.Run(loss_fn, params, optimizer, data, epochs=1, **fields).setup
         stream = self.setup.stream
         self._plan = stream.plan(stream.init(), np.array([quota]))
         self._state = state = self.setup.begun
