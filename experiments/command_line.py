@@ -44,17 +44,28 @@ def parse_flags(argv: Sequence[str], *, fields_by: str = "") -> list[str]:
 
 
 def run(
-    main: Callable[[list[str]], Any],
+    main: Callable[..., Any],
     flags_parser: Callable[[list[str]], list[str]] = parse_flags,
+    *,
+    takes_arguments: bool = False,
 ) -> None:
     """As `absl.app.run`; the next program in the same Python, as in a notebook, has its own flags.
 
     Args:
-        main: takes what is left of the command line.
+        main: the program.
         flags_parser: reads the command line.
+        takes_arguments: `main` gets what is left of the command line; otherwise nothing may be.
     """
+
+    def checked(argv: list[str]) -> Any:
+        if takes_arguments:
+            return main(argv)
+        if argv[1:]:
+            sys.exit(f"Unexpected arguments: {' '.join(argv[1:])}")
+        return main()
+
     try:
-        app.run(main, flags_parser=flags_parser)
+        app.run(checked, flags_parser=flags_parser)
     finally:
         for module, own in dict(flags.FLAGS.flags_by_module_dict()).items():
             parent, _, name = module.rpartition(".")

@@ -68,4 +68,6 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    command_line.run(main, functools.partial(command_line.parse_flags, fields_by="--set="))
+    command_line.run(
+        main, functools.partial(command_line.parse_flags, fields_by="--set="), takes_arguments=True
+    )

@@ -109,9 +109,7 @@ def run_all(
     return count
 
 
-def main(argv: list[str]) -> None:
-    if len(argv) > 1:
-        raise app.UsageError(f"no arguments are taken, but {argv[1:]} were given.")
+def main() -> None:
     names = [name for name in TASKS if not _ONLY.value or name in _ONLY.value]
     if set(_ONLY.value) - set(TASKS):
         unknown = sorted(set(_ONLY.value) - set(TASKS))

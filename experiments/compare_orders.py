@@ -28,7 +28,7 @@ import sys
 import time
 from collections.abc import Sequence
 
-from absl import app, flags
+from absl import flags
 
 from experiments import command_line, own
 from experiments.orders import report, results, schedule, study
@@ -52,9 +52,7 @@ _DIRECTORY = flags.DEFINE_string(
 _STAGE = flags.DEFINE_enum("stage", "all", STAGES, "What to do.")
 
 
-def main(argv: list[str]) -> None:
-    if len(argv) > 1:
-        raise app.UsageError(f"no arguments are taken, but {argv[1:]} were given.")
+def main() -> None:
     try:
         tasks = _of_files() if _CONFIGS.value else _of_study()
         default = "runs/orders" if _CONFIGS.value else results.DIRECTORY

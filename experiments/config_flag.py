@@ -1,7 +1,7 @@
 """`--config=FILE` and `--config.field=value` for the programs in this directory. A program says
 
     config_flag.define()
-    command_line.run(main, config_flag.parse_flags)
+    command_line.run(main, config_flag.parse_flags, takes_arguments=True)
 
 and calls `config_flag.get()` in `main`. A user's mistake ends it with a message and status 2. A
 program with fields of its own gives their `Schema` to `define`.

@@ -87,9 +87,7 @@ class Line(NamedTuple):
         return self.throughput / self.num_workers
 
 
-def main(argv: list[str]) -> None:
-    if len(argv) > 1:
-        sys.exit(f"Unexpected arguments: {' '.join(argv[1:])}")
+def main() -> None:
     sizes = _numbers("workers", _WORKERS.value, int, "8,64")
     speeds = _numbers("speeds", _SPEEDS.value, float, "1,1,0.5")
     _check_names("policies", _POLICIES.value, list(quota.POLICIES))

@@ -117,4 +117,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    command_line.run(main, config_flag.parse_flags)
+    command_line.run(main, config_flag.parse_flags, takes_arguments=True)

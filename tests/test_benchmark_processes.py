@@ -2,7 +2,7 @@
 
 import types
 
-from experiments.benchmarks import launched_runs, process_arms, processes
+from experiments.benchmarks import launched_runs, process_arms, processes, rows
 
 
 def _line(round, **fields):
@@ -47,9 +47,14 @@ def test_each_policy_is_told_beside_what_both_sides_compute_alone(monkeypatch):
     monkeypatch.setattr(process_arms, "torch_version", lambda: "2.13.0")
     monkeypatch.setattr(processes, "_REPEATS", types.SimpleNamespace(value=1))
     monkeypatch.setattr(processes, "_BEFORE", types.SimpleNamespace(value=None))
-    over_equal, _, kernels, adaptive, equal = processes.task_rows("lenet")
-    assert over_equal.reached == "1.67: 1,500 over 900"
-    assert kernels.reached == "0.70"
-    assert adaptive.reached == "2.68 of kernels; 1.87: 1,500 over 801 (as torch has it)"
-    assert equal.reached == "1.61 of kernels; 1.12: 900 over 801 (as torch has it)"
+    found = list(processes.task_rows("lenet"))
+    figures = {row.name: row.figure for row in found if isinstance(row, rows.Row)}
+    assert figures["adaptive: examples a second"] == "1,500"
+    assert figures["adaptive over equal split"] == "1.67"
+    assert figures["kernels: hetjax over torch, one core"] == "0.70"
+    assert figures["adaptive over DDP"] == "1.87"
+    assert figures["adaptive over DDP, of kernels"] == "2.68"
+    assert figures["equal over DDP"] == "1.12"
+    assert figures["equal over DDP, of kernels"] == "1.61"
+    assert "the faster one, plain DDP." in "\n".join(rows.table(found))
     assert asked[-1] == (16, 32, "equal", (1.0,))  # a quarter of the round, by one process

@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 
-from experiments.benchmarks import quota_overhead
+from experiments.benchmarks import quota_overhead, rows
 
 
 def test_the_ratio_is_that_of_the_medians_and_lies_in_its_interval():
@@ -19,18 +19,19 @@ def test_the_ratio_is_that_of_the_medians_and_lies_in_its_interval():
 
 
 def test_a_round_without_compute_is_measured_for_both_policies():
-    (row,) = quota_overhead.host_rows(num_rounds=5)
-    assert re.fullmatch(
-        r"equal [\d.]+ \([\d.]+ to [\d.]+\), of all cores [\d.]+; right after it the bare loop "
-        r"[\d.]+; adaptive .*; right after it the bare loop [\d.]+; load [\d.]+",
-        row.reached,
-    )
+    found = list(rows.read("\n".join(rows.table(quota_overhead.host_rows(num_rounds=5)))))
+    whole = [row for row in found if isinstance(row, rows.Row)]
+    assert [row.name.partition(":")[0] for row in whole] == 3 * ["equal"] + 3 * ["adaptive"]
+    assert re.fullmatch(r"[\d.]+ ms \([\d.]+ to [\d.]+\)", whole[0].figure)
+    assert all(re.match(r"[\d.]+ ms", row.figure) and row.n == "5" for row in whole)
+    assert re.fullmatch(r"Load at the end: [\d.]+\.", found[-1])
 
 
 @pytest.mark.slow
 def test_the_loop_is_measured_against_the_bare_loop():
-    rows = quota_overhead.overhead_rows(num_rounds=2, quota=1)
-    assert ["policy equal" in row.figure for row in rows] == [True, False]
-    number = r"[\d.]+ ± [\d.]+"
-    for row in rows:
-        assert re.match(rf"{number}; bare / itself {number}; bare [\d.]+ ms; load ", row.reached)
+    found = list(quota_overhead.overhead_rows(num_rounds=2, quota=1))
+    figures = {row.name: row.figure for row in found if isinstance(row, rows.Row)}
+    for policy in ("equal", "adaptive"):
+        for name in ("round over the bare loop", "bare loop over itself"):
+            assert re.fullmatch(r"[\d.]+ ± [\d.]+", figures[f"{policy}: {name}"])
+        assert re.fullmatch(r"[\d.]+ ms", figures[f"{policy}: bare loop"])

@@ -35,7 +35,7 @@ def test_the_table_adds_up_what_each_engine_did(tmp_path):
     ):
         kept.append(tmp_path / "runs.jsonl", line)
     table = engines.table(tmp_path)
-    assert table.startswith("| figure | target | Open MPI | Slurm, two nodes |\n")
+    assert table.startswith("| name | target | Open MPI | Slurm, two nodes |\n")
     assert "| joined, killed, gone on | 20 of 20 | 2 of 3 | 1 of 1 |" in table
     assert "| … of them process 0 |  | 1 | 1 |" in table
     assert "| … equal to the bit | 20 of 20 | 2 of 3 | 1 of 1 |" in table

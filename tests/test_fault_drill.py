@@ -78,12 +78,13 @@ def test_the_table_adds_up_over_runs(tmp_path):
     write(tmp_path, "hold", held, {**held, "named": 1, "secs": None})
     text = faults.table(tmp_path)
     for row in (
-        "| `kill -9`: recovered | N of N | 4 of 4 (95 %: at most 75.0% fail) |",
-        "| … of them process 0 |  | 2 |",
-        "| … restarts without a kill | 0 | 1 |",
-        "| hang, loader: right worker named, run went on | N of N | 1 of 2 |",
-        "| … noticed after | ≤ 2 heartbeats | at most inf |",
-        "named by all others | N of N, ≤ 60 s | 1 of 2, by 3 of 4, at most inf s |",
+        "| `kill -9`: recovered | all | 4 of 4 (95 %: at most 75.0% fail) | 4 |",
+        "| … of process 0 | none | 2 | 4 |",
+        "| … restarts without a kill | 0 | 1 | 2 |",
+        "| hang, loader: right worker named, run went on | all | 1 of 2 | 2 |",
+        "| … noticed after | ≤ 2 heartbeats | at most inf | 2 |",
+        "by hand: all name it | all, ≤ 60 s | 1 of 2, at most inf s | 2 |",
+        "| … by the waiting processes | all | 3 of 4 | 2 |",
     ):
         assert row in text
 

@@ -65,11 +65,10 @@ def test_the_recipes_go_on_where_the_script_ends(tmp_path):
 
 def test_the_figures_of_the_readme_are_those_of_the_measurements():
     results = (ROOT / "experiments/results/quotas/README.md").read_text()
-    columns = ("equal", "proportional each epoch", "dead_band", "adaptive")
-    measured = [
-        [f"{float(re.search(rf'{name} ([0-9.]+)', row).group(1)):.2f}" for name in columns]
-        for row in re.findall(r"^\| mean round over the optimum, 200 rounds.*$", results, re.M)
-    ]
+    table = results.partition("## All policies on the same delays")[2]
+    header, *lines = (line.strip("| ").split(" | ") for line in re.findall(r"^\| .*$", table, re.M))
+    columns = ("`equal`", "`proportional`, an epoch", "`dead_band`", "`adaptive`")
+    measured = [[f"{float(line[header.index(c)]):.2f}" for c in columns] for line in lines]
     rows = re.findall(
         r"^\| .* \| (\d\.\d\d) \| (\d\.\d\d) \| (\d\.\d\d) \| \*\*(\d\.\d\d)\*\* \|$",
         README.read_text(),

@@ -1,4 +1,4 @@
-"""What does the device that JAX finds here reach? One table, by one command.
+"""What does the device that JAX finds here reach? One command says it.
 
     python -m experiments.benchmarks.accelerator [--most_minutes=10] [--only=GROUP,…] [--tiny]
         [--peak_tflops=BF16,F32]
@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -29,7 +29,7 @@ from experiments import command_line
 from experiments.benchmarks import accelerator_models, accelerator_processes, accelerator_rounds
 from experiments.benchmarks import rows as rows_lib
 from experiments.benchmarks.accelerator_models import Sizes
-from experiments.benchmarks.rows import Row
+from experiments.benchmarks.rows import Found, Row
 
 # Other programs have flags of these names too, and tests import several of them.
 _ONLY = flags.DEFINE_list("only", [], "Groups to run; all if empty.", allow_override=True)
@@ -51,7 +51,7 @@ class Group(NamedTuple):
 
     title: str  # of the row that says why there is none
     share: float  # of the minutes
-    rows: Callable[[Sizes], Iterator[Row]]
+    rows: Callable[[Sizes], Found]
 
 
 def _groups() -> dict[str, Group]:
@@ -78,7 +78,7 @@ GROUPS = _groups()
 _MODELS = [name for name in GROUPS if name.partition("_")[0] in accelerator_models.MODELS]
 
 
-def guarded(group: Group, sizes: Sizes) -> Iterator[Row]:
+def guarded(group: Group, sizes: Sizes) -> Found:
     """The rows of a group; the last one says what went wrong, if anything did."""
     try:
         yield from group.rows(sizes)
@@ -91,7 +91,7 @@ def _failed(group: Group, why: str) -> Row:
     return Row(group.title, "none", _FAILED.format(line[:300]))
 
 
-def in_process(name: str, secs: float, cache: str) -> Iterator[Row]:
+def in_process(name: str, secs: float, cache: str) -> Found:
     """The rows of a group, by a process of its own that is ended after so many seconds.
 
     Groups share compiled programs in the directory `cache`; models do not: their start is measured.
@@ -124,7 +124,8 @@ def in_process(name: str, secs: float, cache: str) -> Iterator[Row]:
         out.seek(0)
         for line in out.read().splitlines():
             with contextlib.suppress(ValueError):  # a library's own words, or half a line
-                yield Row(*json.loads(line)["row"])
+                found = json.loads(line)["row"]
+                yield found if isinstance(found, str) else Row(*found)
         if code != 0:
             told.seek(0)
             lines = told.read().strip().splitlines() or ["no word"]
@@ -170,9 +171,7 @@ def _machine() -> str:
     return ended.stdout.splitlines()[-1]
 
 
-def main(argv: list[str]) -> None:
-    if len(argv) > 1:
-        sys.exit(f"Unexpected arguments: {' '.join(argv[1:])}")
+def main() -> None:
     logging.set_verbosity(logging.WARNING)
     if _GROUP.value:
         for row in guarded(GROUPS[_GROUP.value], _sizes(_SECS.value)):
@@ -181,7 +180,7 @@ def main(argv: list[str]) -> None:
     tiny, ends = _sizes(_TINY_SECS), _ends(_ONLY.value)
     with tempfile.TemporaryDirectory(prefix="hetjax-benchmark-") as cache:
 
-        def measured(name: str) -> Iterator[Row]:
+        def measured(name: str) -> Found:
             if tiny.tiny:
                 return guarded(GROUPS[name], tiny)
             return in_process(name, ends[name] - time.monotonic(), cache)

@@ -21,7 +21,7 @@ from flax import nnx
 import hetjax
 from experiments import problems
 from experiments.benchmarks import quota_overhead
-from experiments.benchmarks.rows import Row
+from experiments.benchmarks.rows import Found, Row
 from hetjax.zoo import models
 
 # By the beginning of `device_kind`: dense TFLOP/s in bfloat16, and in float32 as JAX computes it by
@@ -125,15 +125,11 @@ def _losses(model: nnx.Module, batch: Any) -> jax.Array:
     return found.reshape(len(inputs), -1).mean(-1)
 
 
-def model_rows(name: str, dtype_name: str, sizes: Sizes) -> Iterator[Row]:
+def model_rows(name: str, dtype_name: str, sizes: Sizes) -> Found:
     """Throughput, compile time and memory of a model in one type."""
     model = (TINY_MODELS if sizes.tiny else MODELS)[name]
     loss_fn, params, data = problem(model, DTYPES[dtype_name])
     size, count = model.microbatch_size, sum(x.size for x in jax.tree.leaves(params))
-    title = (
-        f"{model.name} of {count:,} parameters, {dtype_name}, {model.budget} microbatches of {size}"
-        f"{f' chunks of {model.units_per_example} tokens' if model.is_text else ''}"
-    )
     batch = jax.device_put({key: x[:size] for key, x in data.items()})
     secs = sizes.secs / 10
     with _compiling() as plain_compiling:
@@ -157,22 +153,25 @@ def model_rows(name: str, dtype_name: str, sizes: Sizes) -> Iterator[Row]:
     unit, rate = model.unit, size * model.units_per_example
     speed, plain_speed = (rate * model.budget / each for each in (round_secs, plain_secs))
     tflops = operations * speed / rate / 1e12
-    yield Row(
-        f"{title}: {unit} a second; plain JAX's; of its peak",
-        "none",
-        f"{speed:,.0f}; {plain_speed:,.0f} ({speed / plain_speed:.2f}x); {tflops:.3g} TFLOP/s: "
-        f"{share_of_peak(tflops, dtype_name, sizes)}",
-    )
-    yield Row(
-        f"{title}: to the end of the first round, and compiling of it; plain JAX's first steps",
-        "none",
-        f"{first:.1f} s, {sum(compiling):.1f} s for {len(compiling)} programs; {plain_first:.1f} s,"
-        f" {sum(plain_compiling):.1f} s for {len(plain_compiling)}",
-    )
+    yield Row(f"{unit} a second", "none", f"{speed:,.0f}")
+    yield Row(f"{unit} a second over plain JAX", "none", f"{speed / plain_speed:.2f}")
+    peak_share, product_share = share_of_peak(tflops, dtype_name, sizes)
+    yield Row("share of the device's peak", "none", peak_share)
+    yield Row("share of a large product", "none", product_share)
+    for title, secs, programs in (
+        ("first round", first, compiling),
+        ("plain JAX's first steps", plain_first, plain_compiling),
+    ):
+        yield Row(title, "none", f"{secs:.1f} s")
+        reached = f"{sum(programs):.1f} s"
+        yield Row(f"{title}: compiling of programs", "none", reached, len(programs))
     memory = "not measured: the device tells no peak (memory_stats)"
     if peak:
         memory = f"{peak / plain_peak:.2f}: {peak / 1e6:,.0f} MB over {plain_peak / 1e6:,.0f} MB"
-    yield Row(f"{title}: most memory in use over plain JAX's", "none", memory)
+    yield Row("memory over plain JAX", "none", memory)
+    chunks = f" chunks of {model.units_per_example} tokens" if model.is_text else ""
+    yield f"{model.name} of {count:,} parameters, {dtype_name}."
+    yield f"A round: {model.budget} microbatches of {size}{chunks}; {tflops:.3g} TFLOP/s."
 
 
 class Plain:
@@ -227,20 +226,18 @@ def peak_bytes() -> int:
     return int((jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use", 0))
 
 
-def share_of_peak(tflops: float, dtype_name: str, sizes: Sizes) -> str:
+def share_of_peak(tflops: float, dtype_name: str, sizes: Sizes) -> tuple[str, str]:
     """Of what the device is sold for, and of what a large product reaches here."""
     kind, place = jax.devices()[0].device_kind, list(DTYPES).index(dtype_name)
     known = sizes.peak_tflops or next(
         (PEAKS[name] for name in sorted(PEAKS, key=len, reverse=True) if kind.startswith(name)), ()
     )
     peak = known[place] if known else None
-    text = f"no peak of {kind!r} is known (--peak_tflops)"
+    text = f"not measured: no peak of {kind!r} is known (--peak_tflops)"
     if peak:
-        text = f"{tflops / peak:.1%} of the device's {peak:g}"
+        text = f"{tflops / peak:.1%} of {peak:g} TFLOP/s"
     length, product = product_tflops(DTYPES[dtype_name], sizes)
-    return (
-        f"{text}; {tflops / product:.1%} of the {product:.3g} of a product of {length} x {length}"
-    )
+    return text, f"{tflops / product:.1%} of {product:.3g} TFLOP/s ({length} x {length})"
 
 
 @functools.cache

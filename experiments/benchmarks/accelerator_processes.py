@@ -15,7 +15,6 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -24,7 +23,7 @@ import jax.numpy as jnp
 import hetjax
 from experiments.benchmarks import accelerator_models, accelerator_rounds, launched_runs
 from experiments.benchmarks.accelerator_models import Model, Sizes
-from experiments.benchmarks.rows import Row
+from experiments.benchmarks.rows import Found, Row, middle
 
 _SKIPPED = 10  # rounds until the quotas have settled
 _LEAST = 5  # rounds that count
@@ -32,7 +31,7 @@ _MEMORY = 0.9  # of the device's, of all processes
 _TINY_MODEL = Model("mlp", {"hidden": (256,)}, (16, 16, 3), microbatch_size=64)
 
 
-def process_rows(sizes: Sizes) -> Iterator[Row]:
+def process_rows(sizes: Sizes) -> Found:
     """Rounds by equal quotas over those by adaptive ones; uses no device itself."""
     num_processes = 2 if sizes.tiny else 4
     share = f"{_MEMORY / num_processes:.2f}"
@@ -60,17 +59,16 @@ def process_rows(sizes: Sizes) -> Iterator[Row]:
                 said = [line for line in told if "Error" in line] or told or ["no word"]
                 raise RuntimeError(f"policy {policy}: exit code {ended.returncode}: {said[-1]}")
             found[policy] = json.loads(out.read_text())
-    equal, adaptive = (found[policy]["round_secs"] for policy in ("equal", "adaptive"))
+    secs = {policy: found[policy]["round_secs"] for policy in found}
+    ratio = statistics.median(secs["equal"]) / statistics.median(secs["adaptive"])
+    yield Row("equal quotas over adaptive: a round", "> 1", f"{ratio:.2f}")
+    for policy, own in secs.items():
+        millis = middle([1e3 * each for each in own], ".1f", " ms")
+        yield Row(f"{policy}: a round", "none", millis, len(own))
     loads = ", ".join(map(str, range(num_processes)))
-    yield Row(
-        f"{num_processes} processes on one {found['equal']['device']}, each with {share} of its "
-        f"memory and {loads} products beside a microbatch: a round by equal quotas over one by "
-        "adaptive quotas",
-        "> 1",
-        f"{statistics.median(equal) / statistics.median(adaptive):.2f}: "
-        f"{statistics.median(equal) * 1e3:.1f} ms over {statistics.median(adaptive) * 1e3:.1f} ms; "
-        f"last quotas {found['adaptive']['quotas']}; {len(equal)} and {len(adaptive)} rounds",
-    )
+    yield f"{num_processes} processes on one {found['equal']['device']}, each with {share} of it."
+    yield f"Beside a microbatch they have {loads} products."
+    yield f"Last quotas: {found['adaptive']['quotas']}."
 
 
 class Load:

@@ -5,7 +5,7 @@ does beside hits all of them.
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -14,7 +14,7 @@ import numpy as np
 
 from experiments.benchmarks import accelerator_models, quota_overhead
 from experiments.benchmarks.accelerator_models import Model, Sizes
-from experiments.benchmarks.rows import Row
+from experiments.benchmarks.rows import Found, Row
 from hetjax.local import stepped
 from hetjax.ordering import balance
 
@@ -61,26 +61,23 @@ def _in_turn(model: Model, arms: Mapping[str, dict[str, Any]], secs: float) -> d
         return turns(of_arms, secs)
 
 
-def _titled(model: Model, workers: int = 0) -> str:
-    workers = workers or min(4, jax.device_count())
-    return (
-        f"{model.name}, {model.budget} microbatches of {model.microbatch_size} over "
-        f"{workers} worker{'s' * (workers > 1)}"
+def _against(
+    model: Model, secs: dict[str, np.ndarray], first: str, target: str = "none", workers: int = 0
+) -> Found:
+    """The median of the first arm, and the others' ratios to it with their intervals."""
+    count, block = len(secs[first]), min(10, len(secs[first]) // 4)
+    yield Row(f"{model.name}: {first}", "none", f"{np.median(secs[first]) * 1e3:.2f} ms", count)
+    for name in [name for name in secs if name != first]:
+        ratio, low, high = quota_overhead.ratio_of(secs[name], secs[first], block=block)
+        reached = f"{ratio:.3f} ({low:.3f} to {high:.3f})"
+        yield Row(f"{model.name}: {name} over {first}", target, reached, count)
+    yield (
+        f"{model.name}: a round of {model.budget} microbatches of {model.microbatch_size}, "
+        f"workers: {workers or min(4, jax.device_count())}."
     )
 
 
-def _against(secs: dict[str, np.ndarray], first: str) -> str:
-    """The median of each arm, and its ratio to the first one's with the interval."""
-    median = np.median(secs[first]) * 1e3
-    texts = [f"{first} {median:.2f} ms"]
-    for name in [name for name in secs if name != first]:
-        block = min(10, len(secs[first]) // 4)
-        ratio, low, high = quota_overhead.ratio_of(secs[name], secs[first], block=block)
-        texts.append(f"{name} {ratio:.3f}x ({low:.3f} to {high:.3f})")
-    return f"{'; '.join(texts)}; {len(secs[first])} turns"
-
-
-def loop_rows(sizes: Sizes) -> Iterator[Row]:
+def loop_rows(sizes: Sizes) -> Found:
     """A round of hetjax over the bare loop of the same compiled calls."""
     for model in models(sizes):
         with contextlib.ExitStack() as stack:
@@ -92,49 +89,37 @@ def loop_rows(sizes: Sizes) -> Iterator[Row]:
             ids = ids.reshape(num_workers, -1, model.microbatch_size)
             bare = quota_overhead.bare_loop(setup, accelerator_models.sgd(), ids, threads)
             secs = turns({"bare loop": bare, "hetjax": ours}, sizes.secs / 8)
-        yield Row(
-            f"a round over the bare loop of the same calls, {_titled(model)}",
-            "≤ 1.02",
-            _against(secs, "bare loop"),
-        )
+        yield from _against(model, secs, "bare loop", "≤ 1.02")
 
 
-def form_rows(sizes: Sizes) -> Iterator[Row]:
+def form_rows(sizes: Sizes) -> Found:
     """The three local forms."""
     for model in models(sizes):
         secs = _in_turn(model, {form: {"local": form} for form in _FORMS}, sizes.secs / 8)
-        yield Row(f"local forms, a round, {_titled(model)}", "none", _against(secs, "stepped"))
+        yield from _against(model, secs, "stepped")
 
 
-def depth_rows(sizes: Sizes) -> Iterator[Row]:
+def depth_rows(sizes: Sizes) -> Found:
     """More microbatches in flight than one."""
     for model in models(sizes):
         arms = {f"depth {depth}": {"dispatch_depth": depth} for depth in DEPTHS}
         secs = _in_turn(model, arms, sizes.secs / 8)
-        yield Row(
-            f"microbatches in flight (dispatch_depth), a round, {_titled(model)}",
-            "none",
-            _against(secs, "depth 1"),
-        )
+        yield from _against(model, secs, "depth 1")
 
 
-def host_rows(sizes: Sizes) -> Iterator[Row]:
+def host_rows(sizes: Sizes) -> Found:
     """What the host adds where the device has next to nothing to do."""
     num_workers = min(4, jax.device_count())
     yield from quota_overhead.host_rows(20 if sizes.tiny else 500, num_workers)
 
 
-def order_rows(sizes: Sizes) -> Iterator[Row]:
+def order_rows(sizes: Sizes) -> Found:
     """A step with balanced orders over one without."""
     for model in models(sizes):
         one_each = model._replace(budget=min(4, jax.device_count()))
         arms = {"random order": {}, "d_grab": {"ordering": "d_grab"}}
         secs = _in_turn(one_each, arms, sizes.secs / 8)
-        yield Row(
-            f"a step with d_grab over one without, {_titled(one_each)}",
-            "none",
-            _against(secs, "random order"),
-        )
+        yield from _against(one_each, secs, "random order")
 
 
 def _copy_in_place(size_bytes: int) -> Callable[[], jax.Array]:
@@ -149,7 +134,7 @@ def _copy_in_place(size_bytes: int) -> Callable[[], jax.Array]:
     return call
 
 
-def kernel_rows(sizes: Sizes) -> Iterator[Row]:
+def kernel_rows(sizes: Sizes) -> Found:
     """The kernel of balanced orders against copies of the same bytes."""
     size = 10**4 if sizes.tiny else 10**6
     device = jax.devices()[0].device_kind
@@ -165,24 +150,20 @@ def kernel_rows(sizes: Sizes) -> Iterator[Row]:
         name: lambda call=call: jax.block_until_ready(call()) for name, call in calls.items()
     }
     secs = quota_overhead.in_turn(programs, 3 if sizes.tiny else 20, warm_up=1)
-    reached = []
     for copy in ("in place", "to new memory"):
         ratio = np.median(secs[copy] / secs["chosen"]) / 2  # a copy moves each byte twice
         rate = 2 * diffs.nbytes / np.median(secs[copy]) / 1e9
-        reached.append(f"{ratio:.0%} of a copy {copy} ({rate:.1f} GB/s)")
+        name, reached = f"kernel over a copy {copy}", f"{ratio:.0%} of {rate:.1f} GB/s"
+        yield Row(name, "≥ 50 %", reached, len(secs[copy]))
     chosen_secs = np.median(secs["chosen"])
-    yield Row(
-        f"{device}: bytes of differences (each counted once) a second / bytes read and "
-        f"written by a copy a second, d = {size:,}, K = 64, float32",
-        "≥ 50 %",
-        f"{', '.join(reached)}; kernel {diffs.nbytes / chosen_secs / 1e9:.1f} GB/s, "
-        f"{chosen_secs * 1e3:.1f} ms",
-    )
+    yield Row("kernel", "none", f"{chosen_secs * 1e3:.1f} ms", len(secs["chosen"]))
+    yield f"{device}: bytes of differences a second, each counted once; of a copy, all that moves."
+    yield f"d = {size:,}, K = 64, float32."
 
 
-def beside_rows(sizes: Sizes) -> Iterator[Row]:
+def beside_rows(sizes: Sizes) -> Found:
     """The CPU as one more worker beside the accelerators, in one process."""
-    title = "the CPU as one more worker: a round of the devices alone over one of both, adaptive"
+    title = "devices alone over both"
     backend, num_devices = jax.default_backend(), jax.device_count()
     if backend == "cpu":
         yield Row(title, "> 1", "not measured: JAX has no other device than the CPU here")
@@ -200,8 +181,6 @@ def beside_rows(sizes: Sizes) -> Iterator[Row]:
             secs = turns({"both": with_cpu, "alone": ours}, sizes.secs / 8)
             quotas = with_cpu.line()["quotas"]
         gain = np.median(secs["alone"]) / np.median(secs["both"])
-        yield Row(
-            f"{title}, {_titled(wide, num_devices + 1)}",
-            "> 1",
-            f"{gain:.2f}; {_against(secs, 'alone')}; quotas {quotas}",
-        )
+        yield Row(f"{model.name}: {title}", "> 1", f"{gain:.2f}", len(secs["both"]))
+        yield from _against(wide, secs, "alone", workers=num_devices + 1)
+        yield f"Both: the CPU is one more worker, adaptive; its last quotas: {quotas}."

@@ -1,9 +1,9 @@
-"""The figures of bilevel problems in rounds, gates and gossip, as one table.
+"""The figures of bilevel problems in rounds, gates and gossip.
 
     python -m experiments.benchmarks.bilevel [--only=gates,gossip]
 
-The cleaning of labels is that of the digits, on the virtual clock. The table is kept in
-experiments/results/bilevel/rounds.md.
+The cleaning of labels is that of the digits, on the virtual clock. The tables are kept
+in experiments/results/bilevel/rounds.md.
 """
 
 import statistics
@@ -13,12 +13,12 @@ from typing import Any
 import jax
 import numpy as np
 import optax
-from absl import app, flags
+from absl import flags
 
 import hetjax
 import hetjax.quota
 from experiments import command_line
-from experiments.benchmarks.rows import Row, print_tables
+from experiments.benchmarks.rows import Found, Row, around, middle, print_tables
 from experiments.bilevel import cleaning, models, settings
 from experiments.bilevel import data as data_lib
 from hetjax import bilevel, simulate
@@ -73,7 +73,7 @@ def _secs_to(result: hetjax.BilevelResult, loss: float) -> float:
     return float(secs[losses <= loss][0]) if np.any(losses <= loss) else float("nan")
 
 
-def gate_rows(num_workers: int = 8, budget: int = 32) -> Iterator[Row]:
+def gate_rows(num_workers: int = 8, budget: int = 32) -> Found:
     """Eight workers with exponential times, drawn each round: requests wait, or close.
 
     No gate closes a round that ends a pass over the data: the fewer of them, the more it is worth.
@@ -97,6 +97,11 @@ def gate_rows(num_workers: int = 8, budget: int = 32) -> Iterator[Row]:
     }
     for size in (2, 4, 10):
         yield from _gate_rows(size, told, budget * size, {**fields, "microbatch_size": size})
+    yield "Value gap with gate `first`, 8 workers whose times are exponential, drawn each round."
+    yield "Requests of so many of 600 or 400 examples. Faster: time to the same F without the gate."
+    yield f"Of the simulator's gain: of its ratio of examples a second, {told:.2f}."
+    yield "No gate closes a round that ends a pass."
+    yield "Bias: the weights' mean distance from those of whole batches, after 120 outer steps."
 
 
 def _gate_rows(size: int, told: float, num_examples: int, fields: dict[str, Any]) -> Iterator[Row]:
@@ -111,33 +116,26 @@ def _gate_rows(size: int, told: float, num_examples: int, fields: dict[str, Any]
         exact = _weights(_fit(seed, 120, workers=8, quota="equal", microbatch_size=size))
         both = waits, _fit(seed, 120, gate={"trigger": "first"}, **fields)
         biases.append([float(np.mean(abs(_weights(r) - exact))) for r in both])
-    yield Row(
-        "value gap with gate `first`, 8 workers whose times are exponential, drawn each round, "
-        f"requests of {num_examples} of 600 or 400 examples: time to the same F over that without "
-        "a gate, three seeds; the simulator's ratio of examples a second; rounds that no gate "
-        "closed, since they end a pass",
-        "≥ 90 % of it",
-        f"{', '.join(f'{r:.2f}' for r in ratios)}; {told:.2f}: "
-        f"{statistics.median(ratios) / told:.0%}; {statistics.median(waited):.0%}",
-    )
-    yield Row(
-        "its bias: weights of examples after 120 outer steps, mean difference from those of whole "
-        "batches: without a gate, with one",
-        "told",
-        "; ".join(f"{a:.3f}, {b:.3f}" for a, b in biases),
-    )
+    name = f"requests of {num_examples}"
+    yield Row(f"{name}: faster with the gate", "none", middle(ratios), len(ratios))
+    part = f"{statistics.median(ratios) / told:.0%}"
+    yield Row(f"{name}: of the simulator's gain", "≥ 90 %", part, len(ratios))
+    part = f"{statistics.median(waited):.0%}"
+    yield Row(f"{name}: rounds that no gate closed", "none", part, len(ratios))
+    reached = "; ".join(f"{a:.3f}, {b:.3f}" for a, b in biases)
+    yield Row(f"{name}: bias without, with a gate", "none", reached, len(biases))
 
 
 def _weights(result: hetjax.BilevelResult) -> np.ndarray:
     return np.asarray(jax.nn.sigmoid(result.x))
 
 
-def gossip_rows() -> Iterator[Row]:
+def gossip_rows() -> Found:
     """F of the mean replica at equal examples, against all-reduce's, three seeds."""
     reducers: dict[str, Any] = {
         "all_reduce": "all_reduce",
-        "d_psgd, ring": {"name": "d_psgd", "graph": "ring"},
-        "matcha, ring, half of the links": {"name": "matcha", "graph": "ring", "budget": 0.5},
+        "d_psgd": {"name": "d_psgd", "graph": "ring"},
+        "matcha": {"name": "matcha", "graph": "ring", "budget": 0.5},
     }
     found: dict[str, list[float]] = {}
     for name, reducer in reducers.items():
@@ -148,21 +146,14 @@ def gossip_rows() -> Iterator[Row]:
     spread = statistics.stdev(base)
     for name, losses in found.items():
         gap = statistics.mean(losses) - statistics.mean(base)
-        yield Row(
-            f"value gap with `{name}`, 4 workers: F at equal examples, three seeds, all-reduce's "
-            "beside it; difference of the means over the spread of all-reduce's",
-            "within 1",
-            f"{_told(losses)}; {_told(base)}; {gap / spread:+.2f}",
-        )
+        reached = f"{around(losses)} against {around(base)}"
+        yield Row(f"{name}: F, against all-reduce's", "none", reached, len(losses))
+        yield Row(f"{name}: difference over the spread", "within 1", f"{gap / spread:+.2f}")
+    yield "Value gap, 4 workers on a ring, F at equal examples; matcha has half of the links."
+    yield "The spread is the standard deviation of all-reduce's."
 
 
-def _told(values: list[float]) -> str:
-    return f"{statistics.mean(values):.4f} ± {statistics.stdev(values):.4f}"
-
-
-def main(argv: list[str]) -> None:
-    if len(argv) > 1:
-        raise app.UsageError(f"no arguments are taken, but {argv[1:]} were given.")
+def main() -> None:
     hetjax.use_cpu_workers(8)
     print_tables({"gates": gate_rows, "gossip": gossip_rows}, _ONLY.value)
 

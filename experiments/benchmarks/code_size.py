@@ -13,7 +13,7 @@ import subprocess
 
 from absl import app
 
-from experiments import command_line
+from experiments import command_line, markdown
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -74,23 +74,25 @@ def commit(checkout: pathlib.Path) -> str:
 
 
 def main(argv: list[str]) -> None:
-    head = "hetjax/ without zoo/ | experiments/ | tests/ | words a message | parts of hetjax/"
-    print(f"| checkout | commit | {head} |\n|---|---|---|---|---|---|---|")
+    found = {}
     for checkout in map(pathlib.Path, argv[1:] or [str(ROOT)]):
         if not (checkout / "hetjax").is_dir():
             raise app.UsageError(f"{checkout} is no checkout: it has no hetjax/")
-        found = counts(checkout)
-        largest = sorted(found.items(), key=lambda item: -item[1])
-        parts = ", ".join(f"{name} {number:,}" for name, number in largest)
-        own = sum(found.values()) - found.get("zoo", 0)
-        others = [
-            sum(code_lines(path.read_text()) for path in (checkout / name).rglob("*.py"))
+        parts = dict(sorted(counts(checkout).items(), key=lambda item: -item[1]))
+        others = {
+            f"{name}/": sum(
+                code_lines(path.read_text()) for path in (checkout / name).rglob("*.py")
+            )
             for name in ("experiments", "tests")
-        ]
-        sizes = " | ".join(f"{number:,}" for number in (own, *others))
-        name, words = checkout.resolve().name, message_words(checkout)
-        print(f"| {name} | {commit(checkout)} | {sizes} | {words:.1f} | {parts} |")
+        }
+        sums = {"hetjax/ without zoo/": sum(parts.values()) - parts.get("zoo", 0), **others}
+        told = {name: f"{number:,}" for name, number in (sums | parts).items()}
+        words = {"words a message": f"{message_words(checkout):.1f}"}
+        found[f"{checkout.resolve().name}, {commit(checkout)}"] = words | told
+    names = dict.fromkeys(name for told in found.values() for name in told)
+    rows = ([name, *(told.get(name, "") for told in found.values())] for name in names)
+    print(markdown.table(["lines of code", *found], rows))
 
 
 if __name__ == "__main__":
-    command_line.run(main)
+    command_line.run(main, takes_arguments=True)

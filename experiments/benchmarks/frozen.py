@@ -1,29 +1,18 @@
 """What do frozen parameters cost? LoRA on 419 MB that are not trained, over plain Flax NNX.
 
-    python -m experiments.benchmarks.frozen [--repeats=3]
-
-Each figure is of processes of their own, started in turn: a step of plain JAX on a batch, and a run
-whose rounds have the same examples, one microbatch a worker. Seconds are those from the model on to
-the end of the first step or round; imports are not in them. Memory is the highest resident size.
+The group `frozen` of `benchmarks.startup`. Each figure is of processes of their own, started in
+turn: a step of plain JAX on a batch, and a run whose rounds have the same examples, one microbatch
+a worker. Seconds are those from the model on to the end of the first step or round; imports are not
+in them. Memory is the highest resident size.
 """
 
-import json
-import os
 import resource
 import statistics
-import subprocess
-import sys
-import tempfile
 import time
+from collections.abc import Callable
 from typing import Any
 
-from absl import flags
-
-from experiments import command_line
-from experiments.benchmarks.rows import Row, print_tables
-
-_REPEATS = flags.DEFINE_integer("repeats", 3, "Processes of each kind.", 1)
-_CHILD = flags.DEFINE_string("child", None, "What this process measures; set by the program.")
+from experiments.benchmarks.rows import Found, Row
 
 _WIDTH, _LAYERS, _RANK, _EXAMPLES, _ROUNDS = 5120, 4, 4, 64, 6
 _GB = 4 * _LAYERS * _WIDTH**2 / 1e9  # that are frozen
@@ -50,7 +39,7 @@ def _problem() -> tuple[Any, Any, Any]:
     return Net(nnx.Rngs(0)), lambda model, batch: (model(batch["x"]) ** 2).mean(-1), {"x": x}
 
 
-def _plain() -> dict[str, float]:
+def plain() -> dict[str, float]:
     import jax
     import optax
     from flax import nnx
@@ -77,7 +66,7 @@ def _plain() -> dict[str, float]:
     return _told(first, secs["whole"][1:]) | {"halves": 2 * statistics.median(secs["half"][1:])}
 
 
-def _run(arm: str) -> dict[str, float]:
+def run(arm: str) -> dict[str, float]:
     import hetjax
 
     hetjax.use_cpu_workers(_ARMS[arm])
@@ -108,55 +97,28 @@ def _told(first: float, secs: list[float]) -> dict[str, float]:
     return {"first": first, "step": statistics.median(secs), "memory": memory}
 
 
-def _measured(child: str) -> dict[str, float]:
-    command = [sys.executable, "-m", "experiments.benchmarks.frozen", f"--child={child}"]
-    with tempfile.TemporaryDirectory() as cache:  # of compiled programs, empty
-        environ = {**os.environ, "XDG_CACHE_HOME": cache}
-        ended = subprocess.run(command, env=environ, capture_output=True, text=True)
-    if ended.returncode:
-        sys.exit(f"{child} failed:\n{ended.stderr}")
-    return json.loads(ended.stdout.splitlines()[-1])
+def rows(measured: Callable[[str], dict[str, float]], repeats: int) -> Found:
+    """Each run over plain JAX of the same turn.
 
-
-def _rows() -> list[Row]:
-    kinds = ["plain", *_ARMS]
-    found = [{kind: _measured(kind) for kind in kinds} for _ in range(_REPEATS.value)]
-    rows = []
+    Args:
+        measured: what a process of its own finds, by the name of its program.
+        repeats: processes of each kind.
+    """
+    kinds = {"plain": "frozen_plain"} | {arm: f"frozen,{arm}" for arm in _ARMS}
+    found = [{kind: measured(child) for kind, child in kinds.items()} for _ in range(repeats)]
+    first, step = (statistics.median(each["plain"][x] for each in found) for x in ("first", "step"))
+    yield Row("plain: first step", "none", f"{first:.2f} s", repeats)
+    yield Row("plain: steady step", "none", f"{step:.3f} s", repeats)
     for arm, devices in _ARMS.items():
-        ratios = {
-            name: statistics.median(each[arm][name] / each["plain"][name] for each in found)
-            for name in ("first", "step")
-        }
+        for what, own, of, target in (
+            ("first round", "first", "first", "≤ 2"),
+            ("steady round", "step", "step", "≤ 1.05"),
+            ("steady, over plain's two half steps", "step", "halves", "none"),
+        ):
+            ratio = statistics.median(each[arm][own] / each["plain"][of] for each in found)
+            yield Row(f"{arm}: {what}", target, f"{ratio:.2f}", repeats)
         over = [(each[arm]["memory"] - each["plain"]["memory"]) / _GB for each in found]
-        what = f"{_GB * 1e3:.0f} MB frozen, two workers, {arm}"
-        halves = statistics.median(each[arm]["step"] / each["plain"]["halves"] for each in found)
-        first = statistics.median(each["plain"]["first"] for each in found)
-        step = statistics.median(each["plain"]["step"] for each in found)
-        rows += [
-            Row(f"{what}: first round", "≤ 2", f"{ratios['first']:.2f} of plain's {first:.2f} s"),
-            Row(f"{what}: steady round", "≤ 1.05", f"{ratios['step']:.2f} of {step:.3f} s"),
-            Row(
-                f"{what}: steady round, of plain's steps of its microbatches",
-                "none",
-                f"{halves:.2f}",
-            ),
-            Row(
-                f"{what}: memory beyond plain's",
-                "≤ 1.3",
-                f"{statistics.median(over) / devices:.2f} of the frozen bytes a device",
-            ),
-        ]
-    return rows
-
-
-def main(argv: list[str]) -> None:
-    if len(argv) > 1:
-        sys.exit(f"Unexpected arguments: {' '.join(argv[1:])}")
-    if _CHILD.value:
-        print(json.dumps(_plain() if _CHILD.value == "plain" else _run(_CHILD.value)))
-        return
-    print_tables({"frozen": _rows}, [])
-
-
-if __name__ == "__main__":
-    command_line.run(main)
+        reached = f"{statistics.median(over) / devices:.2f}"
+        yield Row(f"{arm}: memory beyond plain's", "≤ 1.3", reached, repeats)
+    yield f"LoRA, {_GB * 1e3:.0f} MB frozen, two workers; over plain JAX where no unit stands."
+    yield "Memory: in frozen bytes, a device."

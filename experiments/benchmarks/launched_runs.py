@@ -95,12 +95,6 @@ def of_steps(result: Mapping[str, Any], skipped: int) -> Arm:
     return Arm(result["examples"] / secs, secs)
 
 
-def middle(values: Sequence[float], form: str = ".2f") -> str:
-    """The median, and the range where there are several."""
-    spread = f" ({min(values):{form}} to {max(values):{form}})" if len(values) > 1 else ""
-    return f"{statistics.median(values):{form}}{spread}"
-
-
 @functools.cache
 def directory() -> pathlib.Path:
     """Of this program's files; gone when it ends."""

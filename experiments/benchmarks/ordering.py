@@ -1,13 +1,11 @@
-"""The figures of example orders, as one table.
+"""The figures of example orders.
 
     python -m experiments.benchmarks.ordering [--only=steps,memory]
 
 Timings first, on a machine that does nothing else; on a GPU the group `steps` runs there.
-experiments/results/orders/measurements.md keeps the table; the comparison on real data is
+experiments/results/orders/measurements.md keeps the tables; the comparison on real data is
 `experiments.compare_orders`.
 """
-
-import sys
 
 from absl import flags
 
@@ -17,9 +15,7 @@ from experiments import command_line
 _ONLY = flags.DEFINE_list("only", [], "Names of groups of rows to measure; all by default.")
 
 
-def main(argv: list[str]) -> None:
-    if len(argv) > 1:
-        sys.exit(f"Unexpected arguments: {' '.join(argv[1:])}")
+def main() -> None:
     hetjax.use_cpu_workers(8)
     from experiments.benchmarks import ordering_steps, ordering_toys, rows
 

@@ -15,13 +15,11 @@ import jax
 import numpy as np
 import optax
 
+import hetjax
 from experiments import problems
-from experiments.benchmarks.rows import Row
+from experiments.benchmarks.rows import Found, Row
 from hetjax import types
-from hetjax.data import sources
 from hetjax.local import calls, packing, rules, stepped
-from hetjax.rounds import build
-from hetjax.zoo import config as config_lib
 
 _MICROBATCH, _SHAPE = 32, (32, 32, 3)
 _MODELS: dict[str, dict[str, Any]] = {
@@ -58,15 +56,8 @@ class Step:
             "quota": {"policy": "equal"},
             "ordering": ordering,
         }
-        config = config_lib.validate(fields)
-        self.setup = build.build(
-            loss_fn,
-            params,
-            optax.sgd(1e-4, momentum=0.9),
-            sources.as_source(data),
-            config=config,
-            per_example_rng=False,
-        )
+        optimizer = optax.sgd(1e-4, momentum=0.9)
+        self.setup = hetjax.Run(loss_fn, params, optimizer, data, epochs=1, **fields).setup
         stream = self.setup.stream
         self._plan = stream.plan(stream.init(), np.array([quota]))
         self._state = state = self.setup.begun
@@ -123,9 +114,8 @@ def in_turn(steps: Sequence[Step], repeats: int) -> np.ndarray:
     return np.array([[step() for step in steps] for _ in range(repeats)])
 
 
-def step_rows(repeats: int = 60) -> list[Row]:
+def step_rows(repeats: int = 60) -> Found:
     """The step with balancing against the step without, by block size."""
-    rows = []
     for model, target in (("lenet", "≤ 1.7x"), ("mlp", "≤ 1.4x")):
         blocks = (16, 8, 4, 2)
         makers: list[Callable[[], Step]] = [lambda model=model: Step(model)]
@@ -140,43 +130,31 @@ def step_rows(repeats: int = 60) -> list[Row]:
         phases = np.median(secs / secs[:, :1], axis=0)
         for i, block in enumerate(blocks, start=1):
             plain, balanced = np.median(whole[:, 0]) * 1e3, np.median(whole[:, i]) * 1e3
-            rows.append(
-                Row(
-                    f"training step, {model}, microbatch {_MICROBATCH}, blocks of {block} pairs, "
-                    "against without (local phase, sync phase alone)",
-                    target if block == max(blocks) else "-",
-                    f"{ratios[i]:.2f}x ({phases[i, 0]:.2f}x, {phases[i, 1]:.2f}x); "
-                    f"{balanced:.1f} ms against {plain:.1f} ms",
-                )
-            )
-    return rows
+            name = f"{model}, blocks of {block} pairs"
+            reached = f"{ratios[i]:.2f}x: {balanced:.1f} ms over {plain:.1f} ms"
+            yield Row(name, target if block == max(blocks) else "none", reached, repeats)
+            reached = f"{phases[i, 0]:.2f}x, {phases[i, 1]:.2f}x"
+            yield Row(f"{name}: local, sync phase", "none", reached, repeats)
+    yield f"A training step, microbatch {_MICROBATCH}, over one without an order."
 
 
-def memory_rows() -> list[Row]:
+def memory_rows() -> Found:
     """What the compiled local phase and the state hold more than without an order's signs.
 
     In copies of the parameters, from the compiler's own account: kept between calls, and
     temporary within one.
     """
-    rows = []
     for model in ("lenet", "mlp"):
-        kept, temporary, sizes = [], [], []
         for batch in (_MICROBATCH, 4 * _MICROBATCH):
+            held = []
             for ordering in ({}, {"method": "d_grab", "block_pairs": batch // 2}):
                 step = Step(model, microbatch_size=batch, **ordering)
                 params, *state = step.held_bytes()
-                kept.append(state[0] / params)
-                temporary.append(state[1] / params)
-                sizes.append(params)
+                held.append([each / params for each in state])
                 step.setup.close()
-        rows.append(
-            Row(
-                f"memory of the matrix-free form, {model}, copies of the parameters a worker, "
-                f"microbatch {_MICROBATCH} and {4 * _MICROBATCH}: kept; temporary, without → with",
-                "≤ 3 more",
-                f"{kept[1] - kept[0]:.2f} and {kept[3] - kept[2]:.2f} more; "
-                f"{temporary[0]:.2f} → {temporary[1]:.2f} and "
-                f"{temporary[2]:.2f} → {temporary[3]:.2f}",
-            )
-        )
-    return rows
+            (kept, temporary), (kept_with, temporary_with) = held
+            name = f"{model}, microbatch {batch}"
+            yield Row(f"{name}: kept", "≤ 3 more", f"{kept_with - kept:.2f} more")
+            reached = f"{temporary:.2f} → {temporary_with:.2f}"
+            yield Row(f"{name}: temporary, without → with", "none", reached)
+    yield "Memory of the matrix-free form, in copies of the parameters a worker."

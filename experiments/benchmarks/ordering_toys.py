@@ -1,7 +1,7 @@
 """How far do balanced orders bring the herding bound down? Fixed vectors, no training.
 
-Every function returns rows (figure, target, reached). The figure is H, the parallel herding bound
-of `hetjax.ordering.herding` in the ∞-norm, of the order that an epoch leaves for the next one.
+The figure is H, the parallel herding bound of `hetjax.ordering.herding` in the ∞-norm, of the order
+that an epoch leaves for the next one.
 The vectors stay as they are, so this is the most that an order can gain: in training, gradients
 move. n is the number of workers, m that of examples a worker.
 
@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.benchmarks.rows import Row
+from experiments.benchmarks.rows import Found, Row
 from hetjax.ordering import balance, herding, orders
 
 # (vectors f32[s, n, m, d] of s seeds as this epoch visits them, what the method has kept from the
@@ -39,9 +39,8 @@ _KNOWN = {  # at n = 5, 20, 50: measured before with 10⁴ vectors, published wi
 }
 
 
-def small_toy_rows(num_seeds: int = 20, num_epochs: int = 10) -> list[Row]:
+def small_toy_rows(num_seeds: int = 20, num_epochs: int = 10) -> Found:
     """10⁴ vectors of unit length in Gaussian directions, d = 16: mean over the seeds."""
-    rows = []
     for index, num_workers in enumerate(_NUM_WORKERS):
         vectors = _unit_vectors(num_seeds, num_workers, 10_000 // num_workers, 16)
         for name, method in _toy_methods().items():
@@ -49,20 +48,15 @@ def small_toy_rows(num_seeds: int = 20, num_epochs: int = 10) -> list[Row]:
             target = {"D-GraB": "≤ 2.6", "fixed map": "27 to 45"}.get(name, "none")
             if name in _KNOWN:
                 target = f"{_KNOWN[name][0][index]:g} ± 10 %"
-            rows.append(
-                Row(
-                    f"10⁴ vectors, d = 16, n = {num_workers}, after {num_epochs} epochs: {name}, "
-                    f"mean of {num_seeds} seeds",
-                    target,
-                    f"{bounds.mean():.2f} (least {bounds.min():.2f}, most {bounds.max():.2f})",
-                )
-            )
-    return rows
+            reached = f"{bounds.mean():.2f} ({bounds.min():.2f} to {bounds.max():.2f})"
+            yield Row(f"{name}, n = {num_workers}", target, reached, num_seeds)
+    yield f"10⁴ vectors, d = 16, after {num_epochs} epochs: mean over seeds, least and most."
+    yield f"Random signs: those of independent GraB, c = {_SCALE}."
 
 
-def large_toy_rows(num_examples: int = 1_000_000, num_epochs: int = 15) -> list[Row]:
+def large_toy_rows(num_examples: int = 1_000_000, num_epochs: int = 15) -> Found:
     """The published toy: 10⁶ vectors of unit length in Gaussian directions, d = 16; one seed."""
-    rows, d_grab_secs = [], 0.0
+    d_grab_secs = 0.0
     for index, num_workers in enumerate(_NUM_WORKERS):
         vectors = _unit_vectors(1, num_workers, num_examples // num_workers, 16)
         for name, method in _toy_methods().items():
@@ -76,24 +70,18 @@ def large_toy_rows(num_examples: int = 1_000_000, num_epochs: int = 15) -> list[
                 d_grab_secs += secs
             else:
                 target = f"none (published: {_KNOWN[name][1][index]:g})"
-            rows.append(
-                Row(
-                    f"{num_examples:,} vectors, d = 16, n = {num_workers}, after {num_epochs} "
-                    f"epochs: {name}",
-                    target,
-                    f"{bound:.2f} (in {secs:.1f} s)",
-                )
-            )
-    return [*rows, Row("the D-GraB runs of all three n", "< 60 s", f"{d_grab_secs:.1f} s")]
+            reached = f"{bound:.2f}, in {secs:.1f} s"
+            yield Row(f"{name}, n = {num_workers}", target, reached)
+    yield Row("D-GraB, all three n", "< 60 s", f"{d_grab_secs:.1f} s", len(_NUM_WORKERS))
+    yield f"{num_examples:,} vectors, d = 16, after {num_epochs} epochs, one seed."
 
 
-def low_rank_rows(num_seeds: int = 6, num_epochs: int = 12, num_examples: int = 512) -> list[Row]:
+def low_rank_rows(num_seeds: int = 6, num_epochs: int = 12, num_examples: int = 512) -> Found:
     """Exact, two-level and stale signs: mean of the last 3 epochs and of the seeds.
 
     On unit vectors, and on vectors with coordinate i scaled 1/i, their mean length 1: these
     are nearly of low rank, as gradients are. Random reshuffling's mean is of all epochs.
     """
-    rows = []
     for decay, num_workers, num_pairs, dim, blocks in (
         (False, 8, 8, 16, (1, 4)),
         (True, 8, 8, 512, (1, 4)),
@@ -106,7 +94,7 @@ def low_rank_rows(num_seeds: int = 6, num_epochs: int = 12, num_examples: int = 
         methods: dict[str, Method] = {
             "random reshuffling": None,
             "exact": d_grab,
-            "one stale r a round": one_stale_sum(num_pairs),
+            "one stale sum": one_stale_sum(num_pairs),
             **{f"two-level, blocks of {size}": two_level(num_pairs, size) for size in blocks},
         }
         random = 0.0
@@ -116,16 +104,13 @@ def low_rank_rows(num_seeds: int = 6, num_epochs: int = 12, num_examples: int = 
             plateau = np.mean([_bounds(vectors, visited) for visited in counted])
             random = random or plateau  # the first of the methods
             wanted = name.startswith("two-level") and decay and (num_workers, num_pairs) == (32, 4)
-            rows.append(
-                Row(
-                    f"{'coordinate i scaled 1/i' if decay else 'unit vectors'}, d = {dim}, "
-                    f"n = {num_workers}, m = {num_examples}, {num_pairs} pairs a worker and round: "
-                    f"{name}",
-                    "≥ 8x below random" if wanted else "none",
-                    f"{plateau:.2f} ({random / plateau:.1f}x below random)",
-                )
-            )
-    return rows
+            kind = "scaled" if decay else "unit"
+            target = "≥ 8x below random" if wanted else "none"
+            reached = f"{plateau:.2f} ({random / plateau:.1f}x below random)"
+            name = f"{kind}, n={num_workers}, {num_pairs} pairs: {name}"
+            yield Row(name, target, reached, num_seeds)
+    yield f"m = {num_examples} examples a worker; pairs are a worker's of a round."
+    yield "Unit vectors: d = 16. Scaled: coordinate i by 1/i, d = 512."
 
 
 def d_grab(vectors: np.ndarray, kept: Any) -> tuple[np.ndarray, Any]:
@@ -191,7 +176,7 @@ def _toy_methods() -> dict[str, Method]:
         "independent PairBalance": pair_balance,
         "random reshuffling": None,
         "fixed map": fixed_map,
-        f"independent GraB, random signs, c = {_SCALE}": random_sign_grab(_SCALE),
+        "random signs": random_sign_grab(_SCALE),
     }
 
 

@@ -25,10 +25,10 @@ _BASELINE = pathlib.Path(__file__).with_name("ddp_baseline.py")
 SKIPPED = {"adaptive": 50, "equal": 4, "ddp": 4}
 # The faster one counts. Compiled is measured alone: a quarter of a core compiles for minutes.
 DDP_VARIANTS = {
-    "as torch has it": ("--plain",),
-    "bucket views, static graph, fused optimiser": (),
+    "plain DDP": ("--plain",),
+    "tuned DDP": (),  # bucket views, static graph, fused optimiser
 }
-COMPILED = {"the same, compiled": ("--compile",)}
+COMPILED = {"compiled DDP": ("--compile",)}
 
 
 def run_hetjax(
@@ -69,10 +69,10 @@ def torch_version(also: str = "torch") -> str | None:
     return None
 
 
-def no_torch(also: str = "torch") -> str:
+def no_torch(what: str = "DDP", also: str = "torch") -> str:
     return (
-        f"not measured: {TORCH_PYTHON.value} has no {also}. pip install 'hetjax[benchmark]' (its "
-        "build for CPU will do), or name an interpreter that has it by --torch_python"
+        f"{what} is not measured: {TORCH_PYTHON.value} has no {also}. Install 'hetjax[benchmark]' "
+        "(the build for CPU will do), or name an interpreter that has it by --torch_python."
     )
 
 

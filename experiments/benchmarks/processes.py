@@ -20,16 +20,16 @@ import os
 import pathlib
 import statistics
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
-from absl import app, flags, logging
+from absl import flags, logging
 
 from experiments import command_line
 from experiments.benchmarks import beside_torchft, launched_runs
 from experiments.benchmarks import process_arms as arms_lib
 from experiments.benchmarks.launched_runs import SHARES, TASKS
-from experiments.benchmarks.rows import Row, print_tables
+from experiments.benchmarks.rows import Found, Row, middle, print_tables
 from hetjax import quota
 
 # Other programs have flags of these names too, and tests import several of them.
@@ -44,42 +44,54 @@ _ROOT = pathlib.Path(__file__).parents[2]
 _QUOTA_ROUNDS = 70  # of a run of `quotas`
 
 
-def alone_rows() -> list[Row]:
+def _of_runs(
+    name: str,
+    arms: Sequence[launched_runs.Arm],
+    field: str,
+    form: str,
+    unit: str = "",
+) -> Row:
+    return Row(name, "none", middle([getattr(arm, field) for arm in arms], form, unit), len(arms))
+
+
+def _over(
+    first: Sequence[launched_runs.Arm],
+    second: Sequence[launched_runs.Arm],
+    by: Sequence[float] | None = None,
+) -> str:
+    """Examples a second over those of others in the same turns; over `by`, too."""
+    turns = zip(first, second, by or [1.0] * len(first), strict=True)
+    return middle([a.examples_per_sec / b.examples_per_sec / own for a, b, own in turns])
+
+
+def alone_rows() -> Iterator[Row | str]:
     """One core, no communication: what each side computes."""
-    rows = []
-    for name in TASKS:
-        task, variants = TASKS[name], {}
-        if arms_lib.torch_version():
-            variants = arms_lib.DDP_VARIANTS | arms_lib.COMPILED
+    variants = arms_lib.DDP_VARIANTS | arms_lib.COMPILED if arms_lib.torch_version() else {}
+    for name, task in TASKS.items():
         own = arms_lib.part_of(task)
         turns, slower = [], []
         for _ in range(_REPEATS.value):
             turns.append(arms_lib.alone(name, task, variants))
             speed = arms_lib.run_hetjax(own, "equal", 24, (min(SHARES),)).examples_per_sec
             slower.append(turns[-1]["hetjax"] / speed)
-        texts = [
-            f"{title} {launched_runs.middle([speeds[title] for speeds in turns], ',.0f')}"
-            for title in turns[0]
-        ]
-        where = f"{task.title}, {own.batch} examples a round (hetjax in microbatches of "
-        where += f"{own.microbatch_size}), one process"
-        speeds_text = "; ".join(texts if variants else [*texts, arms_lib.no_torch()])
-        rows += [
-            Row(f"{where} on one core: examples a second of hetjax, PyTorch", "none", speeds_text),
-            Row(
-                f"{where}: times as long on {min(SHARES):g} of a core as on a whole one",
-                f"{1 / min(SHARES):g}",
-                launched_runs.middle(slower),
-            ),
-        ]
-    return rows
+        for title in turns[0]:
+            speeds = middle([turn[title] for turn in turns], ",.0f")
+            yield Row(f"{name}, {title}: examples a second", "none", speeds, len(turns))
+        yield Row(
+            f"{name}: slower on {min(SHARES):g} of a core",
+            f"{1 / min(SHARES):g}",
+            middle(slower),
+            len(slower),
+        )
+        yield f"{task.title}, a round of {own.batch} in microbatches of {own.microbatch_size}."
+    yield "One process on one core." if variants else arms_lib.no_torch()
 
 
-def checkout_rows(name: str, before: pathlib.Path) -> list[Row]:
+def checkout_rows(name: str, before: pathlib.Path) -> Iterator[Row | str]:
     """This checkout and an earlier one in turn, each policy."""
     if not (before / "hetjax" / "__init__.py").exists():
         sys.exit(f"--before: {before} is no checkout: it has no hetjax/__init__.py")
-    task, rows = TASKS[name], []
+    task = TASKS[name]
     checkouts = {"this": _ROOT, "before": before.resolve()}
     for policy in ("adaptive", "equal"):
         arms: dict[str, list[launched_runs.Arm]] = {side: [] for side in checkouts}
@@ -89,24 +101,27 @@ def checkout_rows(name: str, before: pathlib.Path) -> list[Row]:
                 arms[side].append(
                     arms_lib.run_hetjax(task, policy, num_rounds, SHARES, checkout=checkout)
                 )
-        rows.append(
-            Row(
-                f"{task.title}, CIFAR-10, 4 processes at shares "
-                f"{' : '.join(f'{share:g}' for share in SHARES)}, {task.batch} examples a round, "
-                f"policy {policy}: examples a second over those of the checkout before, medians "
-                f"of {_REPEATS.value} runs in turn without the first "
-                f"{arms_lib.SKIPPED[policy]} rounds",
-                "≥ 0.98",
-                _ratio(arms["this"], arms["before"]),
-            )
-        )
-    return rows
+        for side in checkouts:
+            what = f"{policy}, {side}: examples a second"
+            yield _of_runs(what, arms[side], "examples_per_sec", ",.0f")
+        reached = _over(arms["this"], arms["before"])
+        yield Row(f"{policy}: this checkout over that before", "≥ 0.98", reached, _REPEATS.value)
+    yield from _conditions(task)
 
 
-def task_rows(name: str) -> list[Row]:
+def _conditions(task: launched_runs.Task) -> Iterator[str]:
+    shares = " : ".join(f"{share:g}" for share in SHARES)
+    yield f"{task.title} on CIFAR-10, {len(SHARES)} processes at shares {shares} of a core."
+    yield f"{task.batch} examples a round, in microbatches of {task.microbatch_size}."
+    first = ", ".join(f"{count} of {arm}" for arm, count in arms_lib.SKIPPED.items())
+    yield f"Medians of runs in turn. The first rounds are left out: {first}."
+
+
+def task_rows(name: str) -> Iterator[Row | str]:
     """Adaptive quotas, equal split and DDP in turn, and each side's part alone on a core."""
     if _BEFORE.value:
-        return checkout_rows(name, pathlib.Path(_BEFORE.value))
+        yield from checkout_rows(name, pathlib.Path(_BEFORE.value))
+        return
     task, variants = TASKS[name], arms_lib.DDP_VARIANTS if arms_lib.torch_version() else {}
     arms: dict[str, list[launched_runs.Arm]] = {
         title: [] for title in ("adaptive", "equal", *variants)
@@ -119,81 +134,47 @@ def task_rows(name: str) -> list[Row]:
             arms[title].append(arms_lib.run_torch(name, task, task.rounds["ddp"], SHARES, options))
         if variants:
             alone.append(arms_lib.alone(name, task, variants))
-    rows = [
-        Row(
-            f"{task.title}, CIFAR-10, 4 processes at shares "
-            f"{' : '.join(f'{share:g}' for share in SHARES)}, {task.batch} examples a round "
-            f"(microbatches of {task.microbatch_size}): examples a second, adaptive quotas over "
-            f"equal split, medians of {_REPEATS.value} runs in turn without the first "
-            f"{arms_lib.SKIPPED['adaptive']} and {arms_lib.SKIPPED['equal']} rounds",
-            "≥ 1.88 (bound 2)",
-            _ratio(arms["adaptive"], arms["equal"]),
-        ),
-        Row(
-            "the same: seconds of a round; waiting; share of the round beside its longest local "
-            "phase; quotas reached; examples a second of the first rounds",
-            "none",
-            "; ".join(_details(policy, arms[policy]) for policy in ("adaptive", "equal")),
-        ),
-    ]
-    return [*rows, *_torch_rows(arms, alone)]
+    for title, own in arms.items():
+        yield _of_runs(f"{title}: examples a second", own, "examples_per_sec", ",.0f")
+    reached = _over(arms["adaptive"], arms["equal"])
+    yield Row("adaptive over equal split", "≥ 1.88 (bound 2)", reached, _REPEATS.value)
+    for policy in ("adaptive", "equal"):
+        own = arms[policy]
+        yield Row(f"{policy}: quotas", "none", " ".join(map(str, own[-1].quotas)))
+        yield _of_runs(f"{policy}: a round", own, "round_secs", ".3f", " s")
+        yield _of_runs(f"{policy}: waiting", own, "waiting", ".1%")
+        yield _of_runs(f"{policy}: beside the longest local phase", own, "beside", ".1%")
+        first = f"{policy}: examples a second at first"
+        yield _of_runs(first, own, "first_examples_per_sec", ",.0f")
+    yield from _conditions(task)
+    yield from _torch_rows(arms, alone)
 
 
 def _torch_rows(
     arms: Mapping[str, Sequence[launched_runs.Arm]], alone: Sequence[Mapping[str, float]]
-) -> list[Row]:
+) -> Iterator[Row | str]:
     """Each policy over DDP, beside the ratio of what both sides compute alone on a core."""
-    figure = f"the same over PyTorch {arms_lib.torch_version() or ''} DDP with Gloo, a quarter of "
-    figure += f"the batch each, without the first {arms_lib.SKIPPED['ddp']} steps"
     if not alone:
-        return [Row(figure, "none", arms_lib.no_torch())]
+        yield arms_lib.no_torch()
+        return
     fastest = {
         title: statistics.median(arm.examples_per_sec for arm in arms[title])
         for title in arms_lib.DDP_VARIANTS
     }
     best = max(fastest, key=lambda title: fastest[title])
     kernels = [speeds["hetjax"] / max(speeds[t] for t in arms_lib.DDP_VARIANTS) for speeds in alone]
-    rows = [
-        Row(
-            "the same: kernels, torch's seconds over hetjax's for a worker's part on one core",
-            "none",
-            launched_runs.middle(kernels),
-        )
-    ]
+    yield Row("kernels: hetjax over torch, one core", "none", middle(kernels), len(kernels))
     for policy, target in (("adaptive", 1.8), ("equal", 0.97)):
-        pairs = zip(arms[policy], arms[best], kernels, strict=True)
-        of_kernels = [a.examples_per_sec / b.examples_per_sec / own for a, b, own in pairs]
-        reached = (
-            f"{launched_runs.middle(of_kernels)} of kernels; {_ratio(arms[policy], arms[best])}"
-        )
-        rows.append(
-            Row(f"{figure}: {policy} quotas", f"≥ {target} of kernels", f"{reached} ({best})")
-        )
-    return rows
+        own = arms[policy]
+        yield Row(f"{policy} over DDP", "none", _over(own, arms[best]), len(own))
+        reached = _over(own, arms[best], kernels)
+        yield Row(f"{policy} over DDP, of kernels", f"≥ {target}", reached, len(own))
+    yield f"DDP: PyTorch {arms_lib.torch_version()}, Gloo, equal batches; the faster one, {best}."
+    yield "The tuned DDP has bucket views, a static graph and a fused optimiser."
+    yield "Of kernels: over what both sides compute alone on one core."
 
 
-def _ratio(first: Sequence[launched_runs.Arm], second: Sequence[launched_runs.Arm]) -> str:
-    pairs = zip(first, second, strict=True)
-    ratio = launched_runs.middle([a.examples_per_sec / b.examples_per_sec for a, b in pairs])
-    speeds = [
-        launched_runs.middle([arm.examples_per_sec for arm in arms], ",.0f")
-        for arms in (first, second)
-    ]
-    return f"{ratio}: {speeds[0]} over {speeds[1]}"
-
-
-def _details(policy: str, arms: Sequence[launched_runs.Arm]) -> str:
-    parts = [
-        launched_runs.middle([arm.round_secs for arm in arms], ".3f"),
-        launched_runs.middle([arm.waiting for arm in arms], ".1%"),
-        launched_runs.middle([arm.beside for arm in arms], ".1%"),
-        " ".join(map(str, arms[-1].quotas)),
-        launched_runs.middle([arm.first_examples_per_sec for arm in arms], ",.0f"),
-    ]
-    return f"{policy} {', '.join(parts)}"
-
-
-def quotas_rows() -> list[Row]:
+def quotas_rows() -> Iterator[Row | str]:
     """Where the quotas of the MLP settle, run after run."""
     task, found = TASKS["mlp"], []
     costs = quota.WorkerCosts(0.0, 1.0 / np.array(SHARES))
@@ -203,21 +184,15 @@ def quotas_rows() -> list[Row]:
             task, "adaptive", _QUOTA_ROUNDS, SHARES, arms_lib.DATA_DIR.value
         )
         found.append(launched_runs.of_lines(lines, arms_lib.SKIPPED["adaptive"]).quotas)
-    counts = collections.Counter(found)
-    texts = [f"{' '.join(map(str, own))}: {count}" for own, count in counts.most_common()]
-    return [
-        Row(
-            f"{task.title}, 4 processes at shares {' : '.join(f'{share:g}' for share in SHARES)}, "
-            f"{task.budget} microbatches of {task.microbatch_size}: runs that went to "
-            f"{' '.join(map(str, best))}, in most of their rounds "
-            f"{arms_lib.SKIPPED['adaptive']} to {_QUOTA_ROUNDS}",
-            "9 of 10",
-            f"{counts[best]} of {len(found)} ({'; '.join(texts)})",
-        )
-    ]
+    reached = f"{found.count(best)} of {len(found)}"
+    yield Row(f"runs that went to {' '.join(map(str, best))}", "9 of 10", reached, len(found))
+    counts = collections.Counter(found).most_common()
+    texts = [f"{' '.join(map(str, own))}: {count}" for own, count in counts]
+    yield f"Quotas of most rounds from {arms_lib.SKIPPED['adaptive']} on: {'; '.join(texts)}."
+    yield from _conditions(task)
 
 
-GROUPS: dict[str, Callable[[], list[Row]]] = {
+GROUPS: dict[str, Callable[[], Found]] = {
     "alone": alone_rows,
     "mlp": functools.partial(task_rows, "mlp"),
     "lenet": functools.partial(task_rows, "lenet"),
@@ -226,9 +201,7 @@ GROUPS: dict[str, Callable[[], list[Row]]] = {
 }
 
 
-def main(argv: list[str]) -> None:
-    if len(argv) > 1:
-        raise app.UsageError(f"no arguments are taken, but {argv[1:]} were given.")
+def main() -> None:
     logging.set_verbosity(logging.WARNING)
     if os.getloadavg()[0] > 0.5:
         load = os.getloadavg()[0]

@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec as P
 import hetjax
 import hetjax.types
 from experiments import problems
-from experiments.benchmarks.rows import Row
+from experiments.benchmarks.rows import Found, Row
 from hetjax import mesh as mesh_lib
 from hetjax.local import calls, packing, rules, stepped
 from hetjax.records import workdir
@@ -147,14 +147,13 @@ def ratio_of(ours: np.ndarray, theirs: np.ndarray, *, block: int = 1) -> tuple[f
     return float(ratio), float(low), float(high)
 
 
-def overhead_rows(num_rounds: int = 1500, quota: int = 4) -> list[Row]:
+def overhead_rows(num_rounds: int = 1500, quota: int = 4) -> Found:
     """A round of the loop against the bare loop, and the bare loop against itself."""
     loss_fn, params = problems.classifier("lenet", (32, 32, 3), input_max=255.0)
     optimizer, budget = optax.sgd(0.01, momentum=0.9), _NUM_WORKERS * quota
     data = problems.images(_MICROBATCH * budget * 20, (32, 32, 3))
     ids = np.arange(budget * _MICROBATCH, dtype=np.int32)
     ids = ids.reshape(_NUM_WORKERS, quota, _MICROBATCH)
-    rows = []
     for policy in _POLICIES:
         fields = _fields(policy, microbatch_size=_MICROBATCH, budget=budget)
         with (
@@ -163,18 +162,16 @@ def overhead_rows(num_rounds: int = 1500, quota: int = 4) -> list[Row]:
         ):
             bare = bare_loop(ours.run.setup, optimizer, ids, threads)
             secs = in_turn({"loop": ours, "bare": bare, "bare again": bare}, num_rounds)
-        rows.append(
-            Row(
-                f"LeNet, 4 workers of {quota} microbatches of {_MICROBATCH}, policy {policy}: "
-                f"round / bare loop's, ratio of medians of {num_rounds} interleaved rounds, half "
-                f"of the 95 % interval (blocks of {_BLOCK} turns)",
-                "≤ 1.02, half-width ≤ 0.005",
-                f"{_ratio_text(secs['loop'], secs['bare'])}; bare / itself "
-                f"{_ratio_text(secs['bare again'], secs['bare'])}; bare "
-                f"{np.median(secs['bare']) * 1e3:.1f} ms; load {os.getloadavg()[0]:.1f}",
-            )
-        )
-    return rows
+        target = "≤ 1.02 (± 0.005)"
+        reached = _ratio_text(secs["loop"], secs["bare"])
+        yield Row(f"{policy}: round over the bare loop", target, reached, num_rounds)
+        reached = _ratio_text(secs["bare again"], secs["bare"])
+        yield Row(f"{policy}: bare loop over itself", "none", reached, num_rounds)
+        reached = f"{np.median(secs['bare']) * 1e3:.1f} ms"
+        yield Row(f"{policy}: bare loop", "none", reached, num_rounds)
+    yield f"LeNet, {_NUM_WORKERS} workers of {quota} microbatches of {_MICROBATCH}, in turn."
+    yield f"Ratios of medians, half of the 95 % interval (blocks of {_BLOCK} turns)."
+    yield f"Load at the end: {os.getloadavg()[0]:.1f}."
 
 
 def _ratio_text(ours: np.ndarray, theirs: np.ndarray) -> str:
@@ -188,9 +185,9 @@ def _fields(policy: str, **fields: Any) -> dict[str, Any]:
     return {"epochs": 1_000_000, "cluster": cluster, "quota": quota, **fields}
 
 
-def host_rows(num_rounds: int = 3000, num_workers: int = _NUM_WORKERS) -> list[Row]:
+def host_rows(num_rounds: int = 3000, num_workers: int = _NUM_WORKERS) -> Found:
     """Rounds of a model whose compute takes no time: what is left is the host's."""
-    rng, reached = np.random.default_rng(0), []
+    rng = np.random.default_rng(0)
     inputs = rng.normal(size=(8_000, 2)).astype(np.float32)
     data = {"x": inputs, "y": inputs @ np.array([1.0, -2.0], np.float32)}
     for policy in _POLICIES:
@@ -207,20 +204,15 @@ def host_rows(num_rounds: int = 3000, num_workers: int = _NUM_WORKERS) -> list[R
             bare = bare_loop(ours.run.setup, optimizer, ids.reshape(num_workers, 1, 2), threads)
             bare_secs = in_turn({"bare": bare}, num_rounds)["bare"]
         low, median, high = np.percentile(secs, [25, 50, 75]) * 1e3
-        reached.append(
-            f"{policy} {median:.2f} ({low:.2f} to {high:.2f}), of all cores {cpu_secs * 1e3:.2f}; "
-            f"right after it the bare loop {np.median(bare_secs) * 1e3:.2f}"
-        )
-    return [
-        Row(
-            "host cost of a round with a model of negligible compute, "
-            f"{num_workers} worker{'s' * (num_workers > 1)} of 1 microbatch of 2, stepped, with "
-            f"its records: ms, median and quartiles of {num_rounds} rounds, and mean time of all "
-            "cores; a round of the bare loop, which has no report, quotas or order",
-            "≤ 1.0 ms",
-            f"{'; '.join(reached)}; load {os.getloadavg()[0]:.1f}",
-        )
-    ]
+        reached = f"{median:.2f} ms ({low:.2f} to {high:.2f})"
+        yield Row(f"{policy}: host of a round", "≤ 1.0 ms", reached, num_rounds)
+        yield Row(f"{policy}: of all cores", "none", f"{cpu_secs * 1e3:.2f} ms", num_rounds)
+        reached = f"{np.median(bare_secs) * 1e3:.2f} ms"
+        yield Row(f"{policy}: bare loop right after it", "none", reached, num_rounds)
+    yield f"A model of negligible compute, workers: {num_workers}, of 1 microbatch of 2, `stepped`."
+    yield "A round with its records, median and quartiles. Of all cores: the mean of their times."
+    yield "The bare loop has no report, quotas or order."
+    yield f"Load at the end: {os.getloadavg()[0]:.1f}."
 
 
 def _squares(params: jax.Array, batch: Any, rng: jax.Array) -> jax.Array:

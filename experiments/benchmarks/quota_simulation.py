@@ -1,7 +1,7 @@
 """How good are the quotas? Figures of the policies on a virtual clock.
 
-Every function returns rows (figure, target, reached). Nothing sleeps and nothing is trained:
-a round lasts as long as its slowest worker computes, so the figures are about the quotas alone.
+Nothing sleeps and nothing is trained: a round lasts as long as its slowest worker computes, so the
+figures are about the quotas alone.
 """
 
 import time
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from experiments.benchmarks.rows import Row
+from experiments.benchmarks.rows import Found, Row
 from hetjax import quota
 from hetjax.cluster import emulate
 from hetjax.quota import fitted
@@ -18,9 +18,8 @@ _NEVER = 10_000  # rounds, where something did not happen within the simulation
 _NOISE = 0.1
 
 
-def steady_state_rows(num_rounds: int = 120, skipped: int = 20) -> list[Row]:
+def steady_state_rows(num_rounds: int = 120, skipped: int = 20) -> Found:
     """Mean round of `adaptive` after the first rounds, constant speeds spread geometrically."""
-    rows = []
     for num_workers in (2, 4, 8):
         fractions, distances = [], []
         for ratio in (1, 2, 4, 8):
@@ -35,25 +34,21 @@ def steady_state_rows(num_rounds: int = 120, skipped: int = 20) -> list[Row]:
                 fractions.append(optimum / round_secs[skipped:].mean())
                 bound = quota.continuous_bound_secs(cluster.costs_at(0), budget)
                 distances.append(bound / optimum)
-        rows.append(
-            Row(
-                f"steady state, speed ratios 1:1 to 8:1, n = {num_workers}: integer optimum / "
-                "mean round, least",
-                "≥ 97 %",
-                f"{min(fractions):.1%} (continuous bound / optimum {min(distances):.1%} to "
-                f"{max(distances):.1%})",
-            )
+        reached = f"{min(fractions):.1%}"
+        yield Row(f"optimum over mean round, n = {num_workers}", "≥ 97 %", reached, len(fractions))
+        reached = f"{min(distances):.1%} to {max(distances):.1%}"
+        yield Row(
+            f"continuous bound over optimum, n = {num_workers}", "none", reached, len(distances)
         )
-    return rows
+    yield "The least of speed ratios 1:1 to 8:1, with and without overhead, by integer quotas."
 
 
-def convergence_rows(num_clusters: int = 100, num_rounds: int = 30) -> list[Row]:
+def convergence_rows(num_clusters: int = 100, num_rounds: int = 30) -> Found:
     """Rounds until within 1 % of the optimum, random clusters of 8, 8 microbatches a worker.
 
     Seconds a microbatch are uniform in 1 to 4; the overhead is the stated share of a worker's
     own round under equal split. Noise is gamma, on each microbatch and on the overhead.
     """
-    rows = []
     for noise in (0.0, _NOISE):
         for share in (0.0, 0.1, 0.3, 0.5):
             rounds = []
@@ -61,23 +56,16 @@ def convergence_rows(num_clusters: int = 100, num_rounds: int = 30) -> list[Row]
                 cluster = _random_cluster(seed, share, noise)
                 quotas, _, _ = emulate.simulate_policy(quota.adaptive(), cluster, 64, num_rounds)
                 rounds.append(_rounds_until(quotas, cluster, 64, 0, 0.01))
-            rows.append(
-                Row(
-                    f"rounds until within 1 % of the optimum, overhead {share:.0%}, noise "
-                    f"{noise:.0%} a microbatch: median, 95th percentile",
-                    "≤ 10" if noise else "≤ 3",
-                    f"{_show(np.median(rounds))}, {_show(np.percentile(rounds, 95))}",
-                )
-            )
-    return rows
+            reached = f"{_show(np.median(rounds))} (95 %: {_show(np.percentile(rounds, 95))})"
+            name, target = f"overhead {share:.0%}, noise {noise:.0%}", "≤ 10" if noise else "≤ 3"
+            yield Row(name, target, reached, num_clusters)
+    yield "Rounds until within 1 % of the optimum: median, 95th percentile. Noise a microbatch."
 
 
-def reaction_rows(num_clusters: int = 40) -> list[Row]:
+def reaction_rows(num_clusters: int = 40) -> Found:
     """Rounds from a worker's change by 2x until the quotas are those of the new speeds."""
-    rows = []
     for noise, per in ((0.0, "microbatch"), (_NOISE, "microbatch"), (_NOISE, "round")):
         for tolerance in (0.01, 0.05):
-            reached = []
             slower, back = [], []
             for seed in range(num_clusters):
                 cluster = _random_cluster(seed, 0.1, noise, per=per, slow_rounds=(60, 120))
@@ -85,16 +73,10 @@ def reaction_rows(num_clusters: int = 40) -> list[Row]:
                 slower.append(_rounds_until(quotas[:120], cluster, 64, 60, tolerance))
                 back.append(_rounds_until(quotas, cluster, 64, 120, tolerance))
             for name, rounds in (("slower", slower), ("back", back)):
-                reached.append(f"{name} {_show(np.median(rounds))}, {_show(max(rounds))}")
-            rows.append(
-                Row(
-                    f"rounds to react to a worker 2x slower, noise {noise:.0%} a {per}, until "
-                    f"within {tolerance:.0%} of the new optimum: median, most",
-                    "≤ 5",
-                    "; ".join(reached),
-                )
-            )
-    return rows
+                name = f"{name}, noise {noise:.0%} a {per}, within {tolerance:.0%}"
+                reached = f"{_show(np.median(rounds))} (most {_show(max(rounds))})"
+                yield Row(name, "≤ 5", reached, num_clusters)
+    yield "Rounds to react to a worker that is 2x slower, and then back, to the new optimum."
 
 
 class _HeldUp(NamedTuple):
@@ -115,9 +97,8 @@ class _HeldUp(NamedTuple):
         return secs * np.arange(1, count + 1)
 
 
-def held_up_rows(num_seeds: int = 5) -> list[Row]:
+def held_up_rows(num_seeds: int = 5) -> Found:
     """Mean round of `adaptive` over the better of equal split and fitted costs alone."""
-    rows = []
     settings = fitted.Settings(50, 0.01, 2.0, 1.0, 2, 0.5, 12.0)  # those of `adaptive`
     for chance, factor, num_rounds in (
         *((0.02, 15, 1000), (0.01, 50, 1000), (0.003, 30, 1000)),
@@ -131,21 +112,14 @@ def held_up_rows(num_seeds: int = 5) -> list[Row]:
                 for policy in (quota.adaptive(), quota.equal(), fitted.fitted(settings))
             )
             ratios.append(adaptive / min(others))
-        who = f"each of 8 workers in {chance:.1%} of the rounds" if chance else "one of 8 always"
-        rows.append(
-            Row(
-                f"mean round over the better of equal split and fitted costs, {num_rounds} rounds, "
-                f"{who} {factor} times slower: mean, most",
-                "≤ 1.10",
-                f"{np.mean(ratios):.3f}, {max(ratios):.3f}",
-            )
-        )
-    return rows
+        who = f"each in {chance:.1%} of rounds" if chance else "one always"
+        reached = f"{np.mean(ratios):.3f} (most {max(ratios):.3f})"
+        yield Row(f"{who}, {factor} times slower", "≤ 1.10", reached, num_seeds)
+    yield "Mean round over the better of equal split and fitted costs; 8 workers, some held up."
 
 
-def noise_rows(num_rounds: int = 10_000, burn_in: int = 300, num_seeds: int = 2) -> list[Row]:
+def noise_rows(num_rounds: int = 10_000, burn_in: int = 300, num_seeds: int = 2) -> Found:
     """Moves of the quotas, and the mean round, under 10 % noise and no change, n = 8."""
-    rows = []
     for per in ("microbatch", "round"):
         moves, false_moves, ratios, counted = 0, 0, [], 0
         for seed in range(num_seeds):
@@ -161,26 +135,15 @@ def noise_rows(num_rounds: int = 10_000, burn_in: int = 300, num_seeds: int = 2)
                 false_moves += int(new >= old)
             best = _best_fixed_secs(cluster, 64, range(burn_in, min(num_rounds, 2000)))
             ratios.append(round_secs[burn_in:2000].mean() / best)
-        rows.append(
-            Row(
-                f"moves without a change, noise 10 % a {per}, n = 8, in {counted} rounds of "
-                f"the cluster after the first {burn_in}",
-                "≤ 1 in 10,000",
-                f"{moves} ({1e4 * moves / counted:.2f} in 10,000), of which {false_moves} did "
-                "not shorten the round at the true costs",
-            )
-        )
-        rows.append(
-            Row(
-                f"mean round over the best fixed quotas, noise 10 % a {per}: mean, most",
-                "≤ 2 % above",
-                f"{np.mean(ratios) - 1:+.2%}, {max(ratios) - 1:+.2%}",
-            )
-        )
-    return rows
+        reached = f"{1e4 * moves / counted:.2f} in 10,000"
+        yield Row(f"moves, noise 10 % a {per}", "≤ 1 in 10,000", reached, counted)
+        yield Row(f"that gain nothing, noise 10 % a {per}", "none", str(false_moves), moves)
+        reached = f"{np.mean(ratios) - 1:+.2%} (most {max(ratios) - 1:+.2%})"
+        yield Row(f"mean round, noise 10 % a {per}", "≤ 2 % above", reached, num_seeds)
+    yield "Nothing changes, n = 8: moves of the quotas; mean round over the best fixed quotas."
 
 
-def solver_rows(num_workers: int = 1024, repeats: int = 101) -> list[Row]:
+def solver_rows(num_workers: int = 1024, repeats: int = 101) -> Found:
     """Milliseconds of one solution."""
     rng = np.random.default_rng(0)
     spreads = {
@@ -188,7 +151,6 @@ def solver_rows(num_workers: int = 1024, repeats: int = 101) -> list[Row]:
         "1 to 4": rng.uniform(1, 4, num_workers),
         "10⁻⁴ to 10⁴": 10 ** rng.uniform(-4, 4, num_workers),
     }
-    rows = []
     for total in (num_workers, 64 * num_workers):
         for name, secs in spreads.items():
             costs = quota.WorkerCosts(rng.uniform(0, 8, num_workers) * secs, secs)
@@ -198,18 +160,12 @@ def solver_rows(num_workers: int = 1024, repeats: int = 101) -> list[Row]:
                 start = time.perf_counter()
                 quota.solve_quotas(costs, total, current=current)
                 millis.append(1e3 * (time.perf_counter() - start))
-            rows.append(
-                Row(
-                    f"solver, n = {num_workers}, {total} microbatches, seconds a microbatch "
-                    f"{name}: median",
-                    "< 1 ms",
-                    f"{np.median(millis):.2f} ms",
-                )
-            )
-    return rows
+            reached = f"{np.median(millis):.2f} ms"
+            yield Row(f"{total} microbatches, seconds {name}", "< 1 ms", reached, repeats)
+    yield f"A solution for {num_workers} workers, median; seconds are those of a microbatch."
 
 
-def comparison_rows(num_clusters: int = 10, num_rounds: int = 200) -> list[Row]:
+def comparison_rows(num_clusters: int = 10, num_rounds: int = 200) -> Found:
     """All policies on the same traces: mean round over the integer optimum of its speeds."""
     epoch_rounds = 20
     contenders = {
@@ -219,37 +175,25 @@ def comparison_rows(num_clusters: int = 10, num_rounds: int = 200) -> list[Row]:
         "dead_band": quota.dead_band(),
         "adaptive": quota.adaptive(),
     }
+    half = num_rounds // 2
     traces = {
-        "constant, no overhead": (0.0, 0.0, None),
-        "constant, 30 % overhead": (0.3, 0.0, None),
-        "10 % noise a microbatch, 10 % overhead": (0.1, _NOISE, None),
-        "10 % noise, a worker 2x slower for the second half": (
-            0.1,
-            _NOISE,
-            (num_rounds // 2, num_rounds),
-        ),
+        "constant": (0.0, 0.0, None),
+        "overhead 30 %": (0.3, 0.0, None),
+        "noise 10 %": (0.1, _NOISE, None),
+        "a worker slows": (0.1, _NOISE, (half, num_rounds)),
     }
-    rows = []
     for trace, (share, noise, slow_rounds) in traces.items():
-        reached = []
         for name, policy in contenders.items():
             ratios = []
             for seed in range(num_clusters):
                 cluster = _random_cluster(seed, share, noise, slow_rounds=slow_rounds)
                 _, _, round_secs = emulate.simulate_policy(policy, cluster, 64, num_rounds)
-                half = num_rounds // 2
                 optima = [_optimum(cluster, round, 64) for round in (0, half)]
                 ratios.append(round_secs.sum() / (half * sum(optima)))
-            reached.append(f"{name} {np.mean(ratios):.3f}")
-        rows.append(
-            Row(
-                f"mean round over the optimum, {num_rounds} rounds from equal split with an "
-                f"epoch of {epoch_rounds}: {trace}",
-                "none",
-                "; ".join(reached),
-            )
-        )
-    return rows
+            yield Row(f"{trace}: {name}", "none", f"{np.mean(ratios):.3f}", num_clusters)
+    yield f"Mean round over the optimum; {num_rounds} rounds from equal split."
+    yield f"Proportional each epoch: of {epoch_rounds} rounds. With noise the overhead is 10 %."
+    yield "The worker that slows is 2x slower in the second half."
 
 
 def _random_cluster(

@@ -1,9 +1,9 @@
-"""The figures of quotas and of the training loop, as one table.
+"""The figures of quotas and of the training loop.
 
     python -m experiments.benchmarks.quotas [--only=overhead,emulated]
 
 First the real runs, on a machine that does nothing else, then the virtual clock.
-experiments/results/quotas/README.md keeps the table.
+experiments/results/quotas/README.md keeps the tables.
 """
 
 import functools
@@ -30,24 +30,17 @@ _ROUNDS = flags.DEFINE_integer("rounds", 1500, "Of `overhead`, on each side.", l
 _DEVICES_OF = {"overhead": 4, "host": 4}
 
 
-def _apart(name: str) -> Iterator[rows.Row]:
+def _apart(name: str) -> Iterator[rows.Row | str]:
     """The rows of a group, by a process that has a device for each worker and no more."""
     command = [sys.executable, "-m", "experiments.benchmarks.quotas", f"--only={name}"]
     command += [f"--devices={_DEVICES_OF[name]}", f"--rounds={_ROUNDS.value}"]
-    said = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
-    for line in said.partition("|---|---|---|\n")[2].splitlines():
-        yield rows.Row(*line.strip("| ").split(" | "))
+    yield from rows.read(subprocess.check_output(command, text=True))
 
 
-def main(argv: list[str]) -> None:
-    if len(argv) > 1:
-        sys.exit(f"Unexpected arguments: {' '.join(argv[1:])}")
+def main() -> None:
     logging.set_verbosity(logging.WARNING)  # not every data set that is opened
     hetjax.use_cpu_workers(_DEVICES.value or 8)
-    from experiments.benchmarks import (
-        quota_overhead,
-        quota_training,
-    )
+    from experiments.benchmarks import quota_overhead, quota_training
 
     groups = {
         "overhead": lambda: quota_overhead.overhead_rows(_ROUNDS.value),

@@ -91,8 +91,7 @@ def draw(found: dict[str, Any]) -> plt.Figure:
     return figure
 
 
-def main(argv: list[str]) -> None:
-    del argv
+def main() -> None:
     plt.rcParams.update({"svg.hashsalt": "hetjax", "svg.fonttype": "none"})
     out = pathlib.Path(_OUT.value)
     draw(numbers()).savefig(out, metadata={"Date": None}, bbox_inches="tight", facecolor=PAPER)

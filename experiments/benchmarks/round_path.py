@@ -39,23 +39,23 @@ _BEFORE = flags.DEFINE_string("before", "", "Directory of another checkout, to c
 _OUT = flags.DEFINE_string("out", "", "What one checkout goes through, as JSON: for its process.")
 
 ROWS = {
-    "functions in files of a round of `Run`, without `quota` and `data`": "round without",
-    "those of `quota`": "quota",
-    "those of `data`": "data",
-    "functions in files of a round of `Run`": "round",
-    "functions in files of a round of `Run`, `virtual`": "virtual round",
-    "functions in files from `fit` to the optimiser's update, `virtual`": "way",
-    "fields of the widest record of `rounds`": "widest",
-    "functions in files of a round of `fit`, its driver with it": "fit",
-    "functions in files of an outer step of `fit_bilevel`": "step",
+    "round of `Run`, without `quota` and `data`": "round without",
+    "… of `quota`": "quota",
+    "… of `data`": "data",
+    "round of `Run`": "round",
+    "round of `Run`, `virtual`": "virtual round",
+    "from `fit` to the optimiser's update, `virtual`": "way",
+    "round of `fit`, its driver with it": "fit",
+    "outer step of `fit_bilevel`": "step",
     "hops from `fit` to a worker's program": "to the worker",
     "hops from `fit_bilevel` to a worker's program": "to the level's worker",
-    "classes of records that a round of `fit` makes": "records",
-    "those with microbatches done, quotas or seconds": "of work",
-    "those outside `quota`": "outside",
-    "of these, with microbatches done": "done",
-    "with quotas": "quotas",
-    "with seconds": "secs",
+    "fields of the widest record of `rounds`": "widest",
+    "records that a round of `fit` makes": "records",
+    "… with microbatches done, quotas or seconds": "of work",
+    "… of these outside `quota`": "outside",
+    "… outside, with microbatches done": "done",
+    "… outside, with quotas": "quotas",
+    "… outside, with seconds": "secs",
 }
 _HELD: dict[str, Callable[[str], bool]] = {
     "done": lambda field: "microbatches_done" in field,
@@ -349,21 +349,23 @@ def figures(checkout: pathlib.Path) -> dict[str, list[int]]:
         return json.loads(out.read_text())
 
 
-def main(argv: list[str]) -> None:
-    del argv
+def main() -> None:
     if _OUT.value:
         pathlib.Path(_OUT.value).write_text(json.dumps(look()))
         return
+    from experiments import markdown
     from experiments.benchmarks import code_size
 
     before = [pathlib.Path(_BEFORE.value).resolve()] if _BEFORE.value else []
     checkouts = [*before, ROOT]
     of_each = [figures(checkout) for checkout in checkouts]
     names = [code_size.commit(checkout) for checkout in checkouts]
-    print(f"| figure | {' | '.join(names)} |\n|---|{'---|' * len(names)}")
-    for label, key in ROWS.items():
-        told = [" in ".join(map(str, found[key])) for found in of_each]
-        print(f"| {label} | {' | '.join(told)} |")
+    told = (
+        [label, *(" in ".join(map(str, found[key])) for found in of_each)]
+        for label, key in ROWS.items()
+    )
+    print(markdown.table(["name", *names], told))
+    print("\nFunctions in files, and classes of records.")
 
 
 if __name__ == "__main__":

@@ -1,21 +1,20 @@
-"""How fast are rounds that close early? Prints their table.
+"""How fast are rounds that close early?
 
     python -m experiments.benchmarks.rounds [--only=throughput,together,overhead]
 
-experiments/results/rounds/README.md keeps the table; its rows of training are those of
+experiments/results/rounds/README.md keeps the tables; its rows of training are those of
 `experiments.compare`.
 """
 
 import contextlib
 import statistics
-import time
 from typing import Any
 
-from absl import app, flags, logging
+from absl import flags, logging
 
 import hetjax
 from experiments import command_line
-from experiments.benchmarks.rows import Row, print_tables
+from experiments.benchmarks.rows import Found, Row, print_tables
 
 _ONLY = flags.DEFINE_list("only", [], "Groups to run; all if empty.")
 
@@ -49,9 +48,8 @@ def _tiny(num_workers: int, **fields: Any) -> dict[str, Any]:
     return {"throughput": done / secs, "full_rounds": len(full), **result.summary}
 
 
-def throughput_rows() -> list[Row]:
+def throughput_rows() -> Found:
     """`first` over blocking rounds on the virtual clock, and against the simulator."""
-    rows = []
     for num_workers in (4, 8):
         speeds = (0.01,) * (num_workers - 1) + (0.04,)
         cluster = {"secs_per_microbatch": speeds, "clock": "virtual"}
@@ -59,30 +57,18 @@ def throughput_rows() -> list[Row]:
         first = _tiny(num_workers, cluster=cluster, gate={"trigger": "first"})
         ratio = first["throughput"] / plain["throughput"]
         bound = ((num_workers - 1) * 4 + 1) / num_workers
-        rows.append(
-            Row(
-                f"one worker 4x slower, constant speeds, M = 8, n = {num_workers}, virtual clock: "
-                "throughput with first over blocking; share of ((n-1)s+1)/n",
-                "≥ 97 %",
-                f"{ratio:.3f}; {ratio / bound:.1%} of {bound:.3f}",
-            )
-        )
+        yield Row(f"first over blocking, n = {num_workers}", "none", f"{ratio:.3f}")
+        name = f"of ((n-1)s+1)/n = {bound:.3f}, n = {num_workers}"
+        yield Row(name, "≥ 97 %", f"{ratio / bound:.1%}")
+    yield "One worker 4x slower, constant speeds, M = 8, virtual clock: microbatches a second."
     for delay in ("shifted_exponential", "exponential"):
         gains = []
         for num_workers in (4, 8, 16, 32, 64):
             cluster = {**_delayed(num_workers, 0.01), "delay": delay}
             plain, first = (_simulated(cluster, name, 2000) for name in ("none", "first"))
             gains.append(f"{first / plain:.2f}")
-        rows.append(
-            Row(
-                "where 2x is reached: first over blocking in the simulator, delays "
-                f"{delay} a round, "
-                "M = 8, n = 4, 8, 16, 32, 64",
-                "none (published: 2x)",
-                ", ".join(gains),
-            )
-        )
-    return rows
+        yield Row(f"{delay}: n = 4, 8, 16, 32, 64", "none", ", ".join(gains))
+    yield "By delays: first over blocking in the simulator, a delay a round; published is 2x."
 
 
 def _delayed(num_workers: int, secs: float, **fields: Any) -> dict[str, Any]:
@@ -105,7 +91,7 @@ def _simulated(cluster: dict[str, Any], trigger: str, num_rounds: int) -> float:
     return found.microbatches_per_sec
 
 
-def together_rows() -> list[Row]:
+def together_rows() -> Found:
     """Quotas and gate together, on unequal workers that are held up at random."""
     speeds = tuple(0.01 * s for s in (1, 1, 1.5, 1.5, 2, 2, 4, 4))
     cluster = {**_delayed(8, 0.01), "secs_per_microbatch": speeds, "clock": "virtual"}
@@ -123,24 +109,16 @@ def together_rows() -> list[Row]:
         ]
         for name, fields in arms.items()
     }
-    over = {
-        name: [a / b for a, b in zip(v, found["neither"], strict=True)] for name, v in found.items()
-    }
-    texts = [
-        f"{name} {statistics.mean(v):.2f} ({min(v):.2f} to {max(v):.2f})"
-        for name, v in over.items()
-    ]
-    return [
-        Row(
-            "n = 8, speeds 1 to 4 and delays Exp(mean one round's compute), virtual clock, three "
-            "seeds: throughput over blocking equal split",
-            "both above each alone",
-            "; ".join(texts),
-        )
-    ]
+    for name, values in found.items():
+        over = [a / b for a, b in zip(values, found["neither"], strict=True)]
+        reached = f"{statistics.mean(over):.2f} ({min(over):.2f} to {max(over):.2f})"
+        target = "above each alone" if name == "both" else "none"
+        yield Row(f"{name}: over blocking equal split", target, reached, len(seeds))
+    yield "Microbatches a second: n = 8, speeds 1 to 4, delays Exp(mean one round's compute)."
+    yield "Virtual clock; mean over seeds."
 
 
-def overhead_rows(num_rounds: int = 150) -> list[Row]:
+def overhead_rows(num_rounds: int = 150) -> Found:
     """A round with a gate that has nothing to close, against one without; LeNet, in turn."""
     import optax
 
@@ -162,7 +140,6 @@ def overhead_rows(num_rounds: int = 150) -> list[Row]:
         "deadline": {"gate": {"trigger": "deadline", "deadline_secs": 60.0}},
         "none again": {},
     }
-    secs: dict[str, list[float]] = {name: [] for name in gates}
     with contextlib.ExitStack() as stack:
         loops = {
             name: stack.enter_context(
@@ -170,33 +147,20 @@ def overhead_rows(num_rounds: int = 150) -> list[Row]:
             )
             for name, gate in gates.items()
         }
-        for turn in range(num_rounds + 5):
-            names = list(loops)
-            for name in names[turn % 4 :] + names[: turn % 4]:
-                began = time.perf_counter()
-                loops[name]()
-                if turn >= 5:
-                    secs[name].append(time.perf_counter() - began)
-    texts = []
+        secs = quota_overhead.in_turn(loops, num_rounds)
     for name in ("quorum", "deadline", "none again"):
         ratio, low, high = quota_overhead.ratio_of(secs[name], secs["none"])
-        texts.append(f"{name} {ratio:.3f} ({low:.3f} to {high:.3f})")
-    return [
-        Row(
-            "LeNet, 4 workers of 4 microbatches of 32, nothing slow: round with a gate over one "
-            f"without, medians of {num_rounds} interleaved rounds, 95 % interval",
-            "≤ 1.02",
-            f"{'; '.join(texts)}; without {statistics.median(secs['none']) * 1e3:.1f} ms",
-        )
-    ]
+        reached = f"{ratio:.3f} ({low:.3f} to {high:.3f})"
+        yield Row(f"{name}: round over one without", "≤ 1.02", reached, num_rounds)
+    reached = f"{statistics.median(secs['none']) * 1e3:.1f} ms"
+    yield Row("a round without a gate", "none", reached, num_rounds)
+    yield "LeNet, 4 workers of 4 microbatches of 32, nothing slow; in turn, 95 % interval."
 
 
 GROUPS = {"throughput": throughput_rows, "together": together_rows, "overhead": overhead_rows}
 
 
-def main(argv: list[str]) -> None:
-    if len(argv) > 1:
-        raise app.UsageError(f"no arguments are taken, but {argv[1:]} were given.")
+def main() -> None:
     logging.set_verbosity(logging.WARNING)
     hetjax.use_cpu_workers(8)
     print_tables(GROUPS, _ONLY.value)

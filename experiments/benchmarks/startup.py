@@ -2,16 +2,15 @@
 
     python -m experiments.benchmarks.startup [--only=GROUP,…] [--repeats=3]
 
-Groups: readme, transformer, d_grab. Each figure is of processes of their own, with an
-empty compilation cache where it says cold, started in turn. Seconds are those from the call of
-`fit`, or of the first step, to the end of the first round or step; imports are not in them. The
-second `fit` in a process is of the same functions, at three times the learning rate.
-experiments/results/starting/README.md keeps the table.
+Groups: readme, transformer, d_grab, frozen (`benchmarks.frozen`). Each figure is of processes of
+their own, with an empty compilation cache where it says cold, started in turn. Seconds are those
+from the call of `fit`, or of the first step, to the end of the first round or step; imports are not
+in them. The second `fit` in a process is of the same functions, at three times the learning rate.
+experiments/results/starting/README.md keeps the tables.
 """
 
 import json
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -22,7 +21,8 @@ from typing import Any
 from absl import flags, logging
 
 from experiments import command_line
-from experiments.benchmarks.rows import Row, print_tables
+from experiments.benchmarks import frozen
+from experiments.benchmarks.rows import Found, Row, middle, print_tables
 
 _ONLY = flags.DEFINE_list("only", [], "Groups to run; all if empty.")
 _REPEATS = flags.DEFINE_integer("repeats", 3, "Processes of each kind.", 1)
@@ -154,72 +154,72 @@ def _fit(name: str, ordering: str) -> dict[str, Any]:
             callbacks=[lambda line: ended.append(time.perf_counter())],
             progress=False,
         )
-        return {"first": ended[0] - began, "compiled": dict(compiled)}
+        return {"secs": ended[0] - began, "compiled": dict(compiled)}
 
     return {"first": first_round(1e-3), "second": first_round(3e-3)}
 
 
-def _measured(child: str, cache: str) -> dict[str, Any]:
+_PROGRAMS: dict[str, Callable[..., dict[str, Any]]] = {
+    "plain": _plain,
+    "fit": _fit,
+    "frozen_plain": frozen.plain,
+    "frozen": frozen.run,
+}
+
+
+def _measured(child: str, cache: str = "") -> dict[str, Any]:
+    """What a process of its own finds; compiled programs are kept in `cache`, or not."""
     environ = {name: value for name, value in os.environ.items() if not name.startswith("JAX_")}
-    ended = subprocess.run(
-        [sys.executable, "-m", "experiments.benchmarks.startup", f"--child={child}"],
-        env={**environ, "XDG_CACHE_HOME": cache},
-        capture_output=True,
-        text=True,
-    )
+    with tempfile.TemporaryDirectory() as empty:
+        ended = subprocess.run(
+            [sys.executable, "-m", "experiments.benchmarks.startup", f"--child={child}"],
+            env={**environ, "XDG_CACHE_HOME": cache or empty},
+            capture_output=True,
+            text=True,
+        )
     if ended.returncode:
         sys.exit(f"{child} failed:\n{ended.stderr}")
     return json.loads(ended.stdout.splitlines()[-1])
 
 
-def _rows(name: str, ordering: str, *, most: float) -> list[Row]:
-    plain, cold, warm, second = [], [], [], []
+def _rows(name: str, ordering: str, *, most: float) -> Found:
+    plain, cold, warm = [], [], []
     for _ in range(_REPEATS.value):
         with tempfile.TemporaryDirectory() as cache:
             plain.append(_measured(f"plain,{name}", cache)["first"])
-            run = _measured(f"fit,{name},{ordering}", cache)
-            cold.append(run["first"])
-            second.append(run["second"])
-            warm.append(_measured(f"fit,{name},{ordering}", cache)["first"])
-    ratio = statistics.median(c["first"] / p for c, p in zip(cold, plain, strict=True))
-    title = f"first round, {name}, {ordering}, {_WORKERS} CPU workers"
-    reached = f"{ratio:.2f}: {_secs([c['first'] for c in cold])} over {_secs(plain)}"
-    return [
-        Row(f"{title}: cold over plain NNX's", f"≤ {most:g}", f"{reached}; {_compiling(cold[0])}"),
-        Row(f"{title}: warm", "none", _told(warm)),
-        Row(f"{title}: the second fit, another learning rate", "≤ 0.3 s", _told(second)),
-    ]
+            cold.append(_measured(f"fit,{name},{ordering}", cache))
+            warm.append(_measured(f"fit,{name},{ordering}", cache))
+    ratios = [run["first"]["secs"] / p for run, p in zip(cold, plain, strict=True)]
+    yield Row("cold over plain NNX", f"≤ {most:g}", middle(ratios), len(cold))
+    yield Row("plain NNX: first step", "none", middle(plain, unit=" s"), len(plain))
+    for title, runs, which, target in (
+        ("cold", cold, "first", "none"),
+        ("warm", warm, "first", "none"),
+        ("second fit", cold, "second", "≤ 0.3 s"),
+    ):
+        found = [run[which] for run in runs]
+        reached = middle([each["secs"] for each in found], unit=" s")
+        yield Row(title, target, reached, len(found))
+        secs = found[0]["compiled"]
+        reached = f"{sum(secs.values()):.2f} s, {len(secs)} programs"
+        yield Row(f"{title}: compiling and loading", "none", reached)
+        longest = sorted(secs, key=lambda program: -secs[program])[:2]
+        yield f"{title}: {' and '.join(f'{each} {secs[each]:.2f} s' for each in longest)}."
+    yield f"First round: {name}, {ordering}, {_WORKERS} CPU workers. Second: another rate."
 
 
-def _told(runs: list[dict[str, Any]]) -> str:
-    return f"{_secs([run['first'] for run in runs])}; {_compiling(runs[0])}"
-
-
-def _secs(secs: list[float]) -> str:
-    return f"{statistics.median(secs):.2f} s ({min(secs):.2f} to {max(secs):.2f})"
-
-
-def _compiling(run: dict[str, Any]) -> str:
-    """What of one run compiling and loading programs took, and the two longest."""
-    secs = run["compiled"]
-    longest = sorted(secs, key=lambda program: -secs[program])[:2]
-    shown = ", ".join(f"{program} {secs[program]:.2f} s" for program in longest)
-    return f"compiling and loading {sum(secs.values()):.2f} s, {len(secs)} programs: {shown}"
-
-
-def main(argv: list[str]) -> None:
-    if len(argv) > 1:
-        sys.exit(f"Unexpected arguments: {' '.join(argv[1:])}")
+def main() -> None:
     logging.set_verbosity(logging.WARNING)
     if _CHILD.value:
         kind, *rest = _CHILD.value.split(",")
-        print(json.dumps(_plain(*rest) if kind == "plain" else _fit(*rest)))
+        print(json.dumps(_PROGRAMS[kind](*rest)))
         return
     plain_order = "random_reshuffling"
-    groups: dict[str, Callable[[], list[Row]]] = {
+    groups: dict[str, Callable[[], Found]] = {
         "readme": lambda: _rows("readme", plain_order, most=3),
         "transformer": lambda: _rows("transformer", plain_order, most=2.2),
         "d_grab": lambda: _rows("transformer", "d_grab", most=4.5),
+        "frozen": lambda: frozen.rows(_measured, _REPEATS.value),
     }
     print_tables(groups, _ONLY.value)
 

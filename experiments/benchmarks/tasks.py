@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from absl import flags
 
-from experiments import command_line
+from experiments import command_line, markdown
 from experiments.benchmarks import rows
 from experiments.comparisons import kept
 
@@ -99,39 +99,25 @@ def train(name: str, data_dir: str, workdir: pathlib.Path) -> dict[str, Any]:
 
 def table(results: dict[str, dict[str, Any]]) -> str:
     """The table of all tasks, in Markdown; tasks without a result say so."""
-    lines = [
-        "| task | metric | target | reached | at the best | epochs | seconds |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    lines = []
     for name, target in TARGETS.items():
         mark = {True: "≥" if target.highest else "≤", False: ""}[target.bound is not None]
         bound = "told" if target.bound is None else f"{mark} {target.shown(target.bound)}"
-        found = results.get(name)
-        if found is None:
-            lines.append(f"| `{name}` | {target.words} | {bound} | not run | | | |")
-            continue
-        numbers = found["numbers"]
-        value, best = numbers[target.metric], numbers.get(f"best_{target.metric}")
-        reached = target.is_reached(value)
-        missed = " (missed)" if reached is False else ""
-        at_best = "" if best is None else target.shown(best)
-        lines.append(
-            f"| `{name}` | {target.words} | {bound} | {target.shown(value)}{missed} | {at_best} | "
-            f"{found['epochs']:.3g} | {found['wall_secs']:,.0f} |"
-        )
-    return "\n".join(lines)
+        line = [f"`{name}`", target.words, bound]
+        if found := results.get(name):
+            value = found["numbers"][target.metric]
+            best = found["numbers"].get(f"best_{target.metric}")
+            line.append(target.shown(value) + " (missed)" * (target.is_reached(value) is False))
+            line.append("" if best is None else target.shown(best))
+            line += [f"{found['epochs']:.3g}", f"{found['wall_secs']:,.0f}"]
+        lines.append(line if found else [*line, "not run", "", "", ""])
+    header = ("task", "metric", "target", "reached", "at the best", "epochs", "seconds")
+    return markdown.table(header, lines)
 
 
 def page(results: dict[str, dict[str, Any]]) -> str:
     """The whole page of results."""
-    naive = next(
-        (
-            r["numbers"].get("test_naive_smape")
-            for r in results.values()
-            if r["task"] == "m4_weekly"
-        ),
-        None,
-    )
+    naive = results.get("m4_weekly", {}).get("numbers", {}).get("test_naive_smape")
     machines = sorted({f"{r['machine']}, JAX {r['jax_version']}" for r in results.values()})
     said: dict[str, list[str]] = {}  # a fact, and the tasks that it is of
     for name, result in results.items():
@@ -188,9 +174,7 @@ def read_results() -> dict[str, dict[str, Any]]:
     return {name: found[name] for name in TARGETS if name in found}
 
 
-def main(argv: list[str]) -> None:
-    if len(argv) > 1:
-        sys.exit(f"Unexpected arguments: {' '.join(argv[1:])}.")
+def main() -> None:
     given = flags.FLAGS
     missing = [name for name in TARGETS if name not in read_results()]
     wanted = missing if given.only is None else [name for name in given.only if name]

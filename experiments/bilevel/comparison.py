@@ -3,6 +3,7 @@
 import pathlib
 from typing import Any
 
+from experiments import markdown
 from experiments.bilevel import (
     baselines,
     estimators,
@@ -50,17 +51,20 @@ def write(directory: pathlib.Path) -> pathlib.Path:
 
 
 _INTRODUCTION = """\
-Made by `python -m experiments.compare_bilevel` from the lines in `runs/`, on CPU. ± is the
-standard deviation over seeds. *y* is the lower variable that was reached; *retrained*, a model
-trained on all training examples by their weights and on validation. Both are those of the record
-with the lowest validation loss. F1: of the examples with weights above 1/2, against those whose
-labels are right. Gains are of the same seed. Work counts gradients; a product counts as two of
-them, a loss as half of one. Seconds are those of one machine of two cores, without compiling. In
-the section on 500 unrolled steps it was left alone; in the others other programs ran on it, so that
-equal work took up to five times as long from one run to the next. Settings were chosen on seeds 100
-to 104 of the digits, and 100 to 102 of Fashion-MNIST, which are not among those here;
-`experiments/bilevel/tasks.py` says how. On Fashion-MNIST every method has its images in blocks, of
-which one at a time is in memory.
+Made by `python -m experiments.compare_bilevel` from the lines in `runs/`, on CPU.
+
+- ± is the standard deviation over seeds. Gains are of the same seed.
+- *y* is the lower variable that was reached. *Retrained* is a model trained on all training
+  examples by their weights and on validation. Both are those of the record with the lowest
+  validation loss.
+- F1: of the examples with weights above 1/2, against those whose labels are right.
+- Work counts gradients; a product counts as two of them, a loss as half of one.
+- Seconds are those of one machine of two cores, without compiling. In the section on 500 unrolled
+  steps it was left alone. In the others other programs ran on it, so that equal work took up to
+  five times as long from one run to the next.
+- Settings were chosen on other seeds: 100 to 104 of the digits, and 100 to 102 of Fashion-MNIST.
+  `experiments/bilevel/tasks.py` says how.
+- On Fashion-MNIST every method has its images in blocks, of which one at a time is in memory.
 """
 
 
@@ -131,37 +135,37 @@ def _cleaning(task: tasks.Task, records: dict[str, list[Record]]) -> str:
     if "best_ridge" in runs[0]:
         best = [str(_percent(runs, "best_ridge", name)) for name in runs[0]["best_ridge"]]
         base += [
-            ("both, the ridge that is best on the test set", best[0], ""),
-            ("trimming by both, the ridge with the best F1", "", best[1]),
+            ("both, the best ridge on the test set", best[0], ""),
+            ("trimming by both, ridge with best F1", "", best[1]),
         ]
     title = estimators.METHODS[runs[0]["arm"]].title
     return "\n".join(
         [
-            results.markdown(head, rows),
+            markdown.table(head, rows) + "\n",
             *_sooner(records),
             f"Without cleaning, and trimming that keeps as many examples as {title}:\n",
-            results.markdown(("baseline", "accuracy", "F1"), base),
+            markdown.table(("baseline", "accuracy", "F1"), base) + "\n",
         ]
     )
 
 
 def _sooner(records: dict[str, list[Record]]) -> list[str]:
     """When the value gap reached the validation loss that unrolling ended with."""
-    said, unrolled = [], {run["seed"]: run for run in records.get("unrolled", ())}
+    times, parts, unrolled = [], [], {run["seed"]: run for run in records.get("unrolled", ())}
     for ours in records["value_gap"]:
         if not (theirs := unrolled.get(ours["seed"])):
             continue
         curve, loss = ours["curve"], theirs["curve"]["validation_loss"][-1]
         pairs = zip(curve["train_secs"], curve["validation_loss"], strict=True)
         if at := [secs for secs, reached in pairs if reached <= loss]:
-            told = f"{theirs['train_secs'] / at[0]:.1f} times as soon"
+            times.append(f"{theirs['train_secs'] / at[0]:.1f}")
             both = [record.get("temporary_bytes") for record in (theirs, ours)]
-            said.append(
-                told + (f", in 1/{both[0] / both[1]:.1f} of its memory" if all(both) else "")
-            )
-    if not said:
+            parts += [f"1/{both[0] / both[1]:.1f}"] if all(both) else []
+    if not times:
         return []
-    return [f"The value gap reached the F that unrolling ended with {'; '.join(said)}.\n"]
+    told = f"The value gap reached the F that unrolling ended with {', '.join(times)} times as soon"
+    memory = f" It took {', '.join(dict.fromkeys(parts))} of its memory." if parts else ""
+    return [f"{told}, seed by seed.{memory}\n"]
 
 
 def draw(path: pathlib.Path, task: tasks.Task, records: dict[str, list[Record]]) -> None:
@@ -227,10 +231,11 @@ def _tuning(records: dict[str, list[Record]]) -> str:
         for arm, runs in records.items()
     ]
     return (
-        "Softmax regression on 200 digits, three labels in ten drawn anew; the rate of 100 steps "
-        "of gradient descent and their weight decay are tuned for the loss of 400 clean digits: "
-        "by Adam on hypergradients in forward mode, and by random search, at equal work.\n\n"
-        + results.markdown(head, rows)
+        "Softmax regression on 200 digits, three labels in ten drawn anew. The rate of 100 steps "
+        "of gradient descent and their weight decay are tuned for the loss of 400 clean digits: by "
+        "Adam on hypergradients in forward mode, and by random search, at equal work.\n\n"
+        + markdown.table(head, rows)
+        + "\n"
     )
 
 
@@ -263,13 +268,15 @@ def _sinusoids(records: dict[str, list[Record]]) -> str:
     updates = sorted({run["num_updates"] for runs in records.values() for run in runs})
     return (
         f"Square error on {sinusoids.NUM_TEST_TASKS} new sinusoids a seed after so many steps on 5 "
-        "or 10 points of each: the median over sinusoids and, in brackets, the mean, both averaged "
-        f"over seeds. {', '.join(f'{n:,}' for n in updates)} updates of the start, each from "
-        f"{sinusoids.NUM_TASKS} tasks; joint training fits all tasks at once, and takes the best "
-        "of four rates for its steps on a new one. More steps than were learned for, one or three, "
-        "may make a task diverge, and the mean with it: one counts as diverged whose error is "
-        f"{sinusoids.DIVERGED:g} or more; that of answering 0 is below 25.\n\n"
-        + results.markdown(head, rows)
+        "or 10 points of each. It is the median over sinusoids and, in brackets, the mean, both "
+        f"averaged over seeds. {', '.join(f'{n:,}' for n in updates)} updates of the start, each "
+        f"from {sinusoids.NUM_TASKS} tasks. Joint training fits all tasks at once, and takes the "
+        "best of four rates for its steps on a new one.\n\n"
+        "One or three steps were learned for. More may make a task diverge, and the mean with it: "
+        f"one counts as diverged whose error is {sinusoids.DIVERGED:g} or more. The error of "
+        "answering 0 is below 25.\n\n"
+        + markdown.table(head, rows)
+        + "\n"
         + problems_page.solved_few_shot(records)
     )
 

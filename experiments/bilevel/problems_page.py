@@ -1,6 +1,7 @@
 """The sections of the comparison on the problems of one device."""
 
-from experiments.bilevel import estimators, gan, problems, results, search, sinusoids
+from experiments import markdown
+from experiments.bilevel import estimators, gan, problems, search, sinusoids
 from experiments.bilevel.results import Record, Stat
 from hetjax.report import words
 
@@ -10,18 +11,18 @@ _DECOYS = ", ".join(name for name in search.OPERATIONS if name != search.OPERATI
 _SAYS = {
     "search": (
         f"A DARTS cell with two edges, of {len(search.OPERATIONS)} operations each. The inputs are "
-        "the halves of a digit, the sign of every pixel drawn at random, so that a convolution "
-        f"with a full-wave rectifier (|h|) is right on both edges; decoys are {_DECOYS}. Solved: "
-        "it has the largest weight on both edges. Accuracies are those of a network of the "
-        "operations that were found, of the right ones, and of the decoys with the largest "
-        "weights, trained on training and validation images alike. The cell was designed anew "
-        "after the first ones had failed: the outputs of operations and node are normalised, and "
-        "|h| took the place of max(h, 0).\n"
+        "the halves of a digit, the sign of every pixel drawn at random. So a convolution with a "
+        f"full-wave rectifier (|h|) is right on both edges. Decoys are {_DECOYS}. Solved: the "
+        "right operation has the largest weight on both edges.\n\n"
+        "Accuracies are those of networks trained on training and validation images alike. They "
+        "have the operations that were found, the right ones, and the decoys with the largest "
+        "weights. The cell was designed anew after the first ones had failed: the outputs of "
+        "operations and node are normalised, and |h| took the place of max(h, 0).\n"
     ),
     "gan": (
         "A generator and a discriminator, networks of two hidden layers. A mode is found if at "
         f"least {100 * gan.LEAST_SHARE:.0f} % of {gan.NUM_SEEN:,} points are within three "
-        f"deviations of it at the end; solved: all {gan.NUM_MODES}. The first order is the usual "
+        f"deviations of it at the end. Solved: all {gan.NUM_MODES}. The first order is the usual "
         "GAN, whose generator takes the discriminator as constant.\n"
     ),
 }
@@ -56,15 +57,15 @@ def section(task: str, records: dict[str, list[Record]]) -> str:
         if task == "gan":
             row.append(", ".join(str(run["modes"]) for run in runs))
         rows.append(row)
-    return "\n".join([_SAYS[task], _made(task), results.markdown(head, rows)])
+    return "\n".join([_SAYS[task], _made(task), markdown.table(head, rows) + "\n"])
 
 
 def _made(task: str) -> str:
     return (
-        f"Made by `python -m experiments.compare_bilevel --only={task}`, a run of which is that of "
-        f"`experiments.train_bilevel --config=configs/{problems.FILES[task]}.py "
-        "--config.estimator.name=METHOD --config.seed=SEED`, of the code at commit "
-        f"{COMMIT}. Settings were chosen on seeds 100 and 101.\n"
+        f"Made by `python -m experiments.compare_bilevel --only={task}`, of the code at commit "
+        f"{COMMIT}. A run is that of `experiments.train_bilevel --config=configs/"
+        f"{problems.FILES[task]}.py --config.estimator.name=METHOD --config.seed=SEED`. Settings "
+        "were chosen on seeds 100 and 101.\n"
     )
 
 

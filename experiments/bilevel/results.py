@@ -54,10 +54,3 @@ class Stat(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.mean:.2f} ± {self.deviation:.2f}"
-
-
-def markdown(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    """A table."""
-    head = list(head)
-    first, *others = [f"| {' | '.join(line)} |" for line in [head, *rows]]
-    return "\n".join([first, "|---" * len(head) + "|", *others]) + "\n"

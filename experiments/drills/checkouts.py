@@ -44,7 +44,7 @@ from typing import NamedTuple
 
 from absl import flags, logging
 
-from experiments import command_line
+from experiments import command_line, markdown
 from experiments.drills import checkout_arms, checkout_outcomes, fault_cases
 from experiments.drills.checkout_arms import Arm
 
@@ -231,14 +231,14 @@ def exceptions(
 
 def table(results: Sequence[Result], gaps: dict[str, float]) -> tuple[str, bool]:
     """The figures as Markdown, those that failed named below; whether all is well."""
-    lines = ["| arms | number | identical | equal to the bit |", "|---|---|---|---|"]
+    counts, is_good = [], True
     groups: dict[str, list[Result]] = {}
     for result in results:
         groups.setdefault(checkout_arms.kind_of(result.arm), []).append(result)
     for title, own in [*groups.items(), ("all", list(results))]:
         identical, equal = (sum(column) for column in zip(*(r[1:3] for r in own), strict=True))
-        lines.append(f"| {title} | {len(own)} | {identical} | {equal} |")
-    is_good = True
+        counts.append([title, len(own), identical, equal])
+    lines = [markdown.table(("arms", "number", "identical", "equal to the bit"), counts)]
     for result in results:
         if result.bit_equal:
             continue
@@ -254,9 +254,7 @@ def table(results: Sequence[Result], gaps: dict[str, float]) -> tuple[str, bool]
     return "\n".join(lines), is_good
 
 
-def main(argv: list[str]) -> None:
-    if len(argv) > 1:
-        sys.exit(f"Unexpected arguments: {' '.join(argv[1:])}")
+def main() -> None:
     logging.set_verbosity(logging.WARNING)  # not every backend that JAX looks for
     given = flags.FLAGS
     before, after = (pathlib.Path(given[name].value).resolve() for name in ("before", "after"))

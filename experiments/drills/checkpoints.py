@@ -12,7 +12,6 @@ results file, and the table is about all of its lines.
 import collections
 import contextlib
 import io
-import json
 import os
 import pathlib
 import platform
@@ -32,6 +31,8 @@ import tqdm
 from absl import flags, logging
 
 from experiments import command_line
+from experiments.benchmarks import rows
+from experiments.comparisons import kept
 from hetjax.checkpoints import checkpoint
 
 _MOST_SECS = {"begin": 0.001, "arrays": 0.04, "manifest": 0.01, "commit": 0.001, "prune": 0.002}
@@ -241,11 +242,10 @@ def kill(num_trials: int, seed: int) -> dict[str, Any]:
 def add_up(path: pathlib.Path, drill: str) -> collections.Counter[str]:
     """The counts of one drill over all lines of a results file."""
     total = collections.Counter[str]()
-    for line in path.read_text().splitlines():
-        record = json.loads(line)
-        if record.pop("drill") == drill:
-            nested = record.pop("stages", {})
-            total.update({k: record[k] for k in record if isinstance(record[k], int)} | nested)
+    for record in kept.read(path):
+        if record["drill"] == drill:
+            numbers = {k: value for k, value in record.items() if isinstance(value, int)}
+            total.update(numbers | record.get("stages", {}))
             total["runs"] += 1
     return total
 
@@ -254,38 +254,36 @@ def table(path: pathlib.Path) -> str:
     """The figures as Markdown."""
     damaged, killed = add_up(path, "damage"), add_up(path, "kill")
     n, k = damaged["trials"], killed["trials"]
-    by_stage = ", ".join(f"{stage} {killed[stage]}" for stage in checkpoint.STAGES)
-    rows = [
-        ("damaged checkpoints found and set aside", f"{n} of {n}", f"{damaged['found']} of {n}"),
-        ("silent: other values restored", f"0 of {n}", f"{damaged['silent']} of {n}"),
-        ("fell back to the one before", f"{n} of {n}", f"{damaged['fell_back']} of {n}"),
-        ("killed while writing, newest good one found", f"{k} of {k}", f"{killed['found']} of {k}"),
-        ("killed while writing, other values restored", f"0 of {k}", str(killed["wrong_values"])),
-        (f"kills by stage ({killed['runs']} runs)", "every stage", by_stage),
-    ]
-    lines = [f"| {' | '.join(row)} |" for row in rows]
-    return "\n".join(["| figure | target | reached |", "|---|---|---|", *lines])
+
+    def found() -> rows.Found:
+        for name, target, count, of in (
+            ("damaged checkpoints found and set aside", "all", damaged["found"], n),
+            ("silent: other values restored", "0", damaged["silent"], n),
+            ("fell back to the one before", "all", damaged["fell_back"], n),
+            ("killed while writing, newest good one found", "all", killed["found"], k),
+            ("killed while writing, other values restored", "0", killed["wrong_values"], k),
+        ):
+            yield rows.Row(name, target, f"{count} of {of}", of)
+        by_stage = ", ".join(f"{stage} {killed[stage]}" for stage in checkpoint.STAGES)
+        yield f"Kills by stage: {by_stage}; runs: {killed['runs']}."
+
+    return "\n".join(rows.table(found()))
 
 
 def run(num_trials: int, path: pathlib.Path, seed: int | None = None) -> str:
     """Both drills; their lines are added to the results file, of which the table is returned."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.touch()
-    seed = len(path.read_text().splitlines()) if seed is None else seed
+    seed = len(kept.read(path)) if seed is None else seed
     drills = {"damage": (damage, num_trials), "kill": (kill, num_trials // 4)}
     for name, (drill, trials) in drills.items():
         began = time.perf_counter()
         record = {"drill": name, **drill(trials, seed), "seconds": 0.0, "seed": str(seed)}
         record["seconds"] = round(time.perf_counter() - began, 1)
         record["versions"] = f"Python {platform.python_version()}, JAX {jax.__version__}"
-        with path.open("a") as file:
-            file.write(json.dumps(record) + "\n")
+        kept.append(path, record)
     return table(path)
 
 
-def main(argv: list[str]) -> None:
-    if len(argv) > 1:
-        sys.exit(f"Unexpected arguments: {' '.join(argv[1:])}")
+def main() -> None:
     logging.set_verbosity(logging.WARNING)  # not every backend that JAX looks for
     print(run(flags.FLAGS.trials, pathlib.Path(flags.FLAGS.results), flags.FLAGS.seed))
 

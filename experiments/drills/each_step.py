@@ -22,7 +22,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -203,7 +203,7 @@ class _Run:
             outcome = self._awake(outcome, told["pid"])
         last = self.newest()
         assert last is not None
-        # Who naps may go on; who has not asked yet is nobody's loss.
+        # A napping worker may go on; one that has not asked yet is no loss.
         gone = -1 if case.kind == "nap" or case.step == "ask: before" else start
         if not self.eventually(lambda: self.is_whole(last.number + 2, without=gone)):
             outcome = outcome._replace(wrong="not all seats were members again")
@@ -214,7 +214,7 @@ class _Run:
         if outcome.case.kind == "nap":
             time.sleep(_NAP_SECS)
         else:
-            time.sleep(1.5 * _LATE_SECS)  # who has not asked yet is no member
+            time.sleep(1.5 * _LATE_SECS)  # one that has not asked yet is no member
 
             def is_left_out() -> bool:
                 last = self.newest()
@@ -312,48 +312,30 @@ def _ended(directory: pathlib.Path, wrongs: list[str]) -> np.ndarray:
     return np.array([[end["missing"], end["duplicated"]] for end in ends]).max(axis=0)
 
 
-def _rows(results: list[Result]) -> Iterator[rows.Row]:
+def _rows(results: list[Result]) -> rows.Found:
     outcomes = [outcome for result in results for outcome in result.outcomes]
-    good = [outcome for outcome in outcomes if not outcome.wrong]
-    kinds = [
-        (sum(o.case.kind == kind for o in each)) for kind in KINDS for each in (good, outcomes)
-    ]
-    yield rows.Row(
-        "death, sleep and nap at every step of a round, in each role: cases that ended well; "
-        "kills, sleeps, naps",
-        "200 of 200",
-        f"{len(good)} of {len(outcomes)}; "
-        + ", ".join(f"{kinds[2 * k]} of {kinds[2 * k + 1]}" for k in range(len(KINDS))),
-    )
-    longest = [max(result.waits[kind] for result in results) for kind in KINDS]
-    yield rows.Row(
-        f"the longest wait between two commits, over the patience of {_LATE_SECS} s: kill, sleep, "
-        "nap",
-        "≤ 1, 2, 1 and what a busy machine adds",
-        ", ".join(f"{secs / _LATE_SECS:.2f}" for secs in longest),
-    )
-    naps = [outcome for outcome in good if outcome.case.kind == "nap"]
-    out = sum(outcome.is_left_out for outcome in naps)
-    yield rows.Row(
-        "naps: went on; left out, after the patience", "none", f"{len(naps) - out}; {out}"
-    )
+    for kind in KINDS:
+        own = [outcome for outcome in outcomes if outcome.case.kind == kind]
+        good = [not outcome.wrong for outcome in own]
+        yield rows.Row(f"{kind}: ended well", "all", rows.share(good), len(own))
+        longest = max(result.waits[kind] for result in results) / _LATE_SECS
+        target = f"≤ {2 if kind == 'sleep' else 1}"
+        yield rows.Row(f"{kind}: longest wait, in patiences", target, f"{longest:.2f}", len(own))
+    naps = [o for o in outcomes if o.case.kind == "nap" and not o.wrong]
+    out = [outcome.is_left_out for outcome in naps]
+    yield rows.Row("naps that were left out", "none", rows.share(out), len(naps))
     missing, doubled = sum(result.amounts for result in results)
-    yield rows.Row("examples missing, doubled", "0, 0", f"{missing}, {doubled}")
-    counts, wrongs = (
-        sum(result.counts for result in results),
-        [x for r in results for x in r.wrongs],
-    )
-    yield rows.Row(
-        "traces: rounds, starts of workers, decisions adopted, sums applied; not as in the model, "
-        "a round without its one line, another state than in one process",
-        "none",
-        f"{', '.join(f'{count:,}' for count in counts)}; {len(wrongs)}",
-    )
+    rounds, starts, adopted, applied = sum(result.counts for result in results)
+    yield rows.Row("examples missing, doubled", "0, 0", f"{missing}, {doubled}", rounds)
+    wrongs = sum(len(result.wrongs) for result in results)
+    yield rows.Row("traces not as in the model", "0", str(wrongs), starts)
+    yield "Death, sleep and nap at every step of a round, in each role."
+    yield f"The wait is between two commits; the patience is {_LATE_SECS} s, a busy machine adds."
+    yield f"Traces: {rounds:,} rounds, {adopted:,} decisions adopted, {applied:,} sums applied."
+    yield "Also not as in the model: a round without its one line, another state."
 
 
-def main(argv: list[str]) -> None:
-    if len(argv) > 1:
-        sys.exit(f"Unexpected arguments: {' '.join(argv[1:])}")
+def main() -> None:
     jax.config.update("jax_enable_x64", True)
     patterns = _ONLY.value or ["*"]
     wanted = [c for c in cases() if any(fnmatch.fnmatchcase(str(c), p) for p in patterns)]
@@ -370,9 +352,7 @@ def main(argv: list[str]) -> None:
         pathlib.Path(made).mkdir(exist_ok=True)
         each = [(pathlib.Path(made, str(k)), wanted[k::runs]) for k in range(runs)]
         results = list(threads.map(lambda run: _drilled(*run), each))
-        print(f"{rows.machine()}\n\n| figure | target | reached |\n|---|---|---|")
-        for row in _rows(results):
-            print(f"| {row.figure} | {row.target} | {row.reached} |")
+        rows.print_tables({"each_step": lambda: _rows(results)}, [])
     failed = [f"{o.case}: {o.wrong}" for r in results for o in r.outcomes if o.wrong]
     failed += [wrong for result in results for wrong in result.wrongs]
     if failed:

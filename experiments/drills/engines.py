@@ -31,7 +31,7 @@ import numpy as np
 import tqdm
 from absl import flags
 
-from experiments import command_line
+from experiments import command_line, markdown
 from experiments.comparisons import kept
 from experiments.drills import engine_gangs, engine_program, engine_slurm, fault_cases
 
@@ -202,21 +202,25 @@ _PAGE = """\
 
 Does a run that another engine has started survive `kill -9`, and what does a restart cost?
 
-`python -m experiments.drills.engines` starts a script (a model of two layers on four workers,
-static quotas 4, 3, 2, 1, {rounds} rounds, a checkpoint every ten) under each engine on one machine,
-kills a process that a seed draws at a round that it draws, and gives the same command again. The
-run has to be equal to the bit to an undisturbed one of the same engine. On Ray two actors of
-unequal resources do 75 rounds, `hetjax.ray.launch` starts them anew, and the undisturbed run is one
-of hetjax's launcher. Each trial has its line in
-[runs.jsonl](runs.jsonl). [Schedulers](../../../docs/schedulers.md) says how an engine is
-used.
+`python -m experiments.drills.engines` starts a script under each engine on one machine: a model of
+two layers on four workers, static quotas 4, 3, 2, 1, {rounds} rounds, a checkpoint every ten. A
+seed draws a process and a round. The drill kills that process at that round, and gives the same
+command again. The run has to be equal to the bit to an undisturbed one of the same engine.
+
+On Ray two actors of unequal resources do 75 rounds, and `hetjax.ray.launch` starts them anew. The
+undisturbed run is one of hetjax's launcher. Each trial has its line in [runs.jsonl](runs.jsonl).
+[Schedulers](../../../docs/schedulers.md) says how an engine is used.
 
 {table}
 
 Seconds are medians, with the most in brackets, of two cores that other programs shared. They are
-counted from the kill; the parts follow each other: the engine (it notices, ends the others, and
-starts the same command again), imports, joining, the data, compiling from the cache, and last the
-checkpoint, the rounds that were lost and the first new one. hetjax's own is joining and the last.
+counted from the kill, and the parts follow each other:
+
+- engine: it notices, ends the others, and starts the same command again
+- imports, joining, loading of the data, compiling from the cache
+- rounds: the checkpoint, the rounds that were lost, and the first new one
+
+hetjax's own is joining and rounds.
 Figures are of the code at commit {commits}.
 """
 
@@ -239,10 +243,11 @@ def table(results: pathlib.Path) -> str:
     for part in PARTS:
         rows.append((f"… {part}", "", lambda rs, part=part: _secs(r["secs"][part] for r in rs)))
     own = ("… hetjax's own, s", "≤ 10", lambda rs: _secs(_own(r) for r in rs))
-    lines = [["figure", "target", *(TITLES[name] for name in names)], ["---"] * (2 + len(names))]
-    for title, target, figure in [*rows, own]:
-        lines.append([title, target, *(figure(of_engine[name]) for name in names)])
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    lines = (
+        [title, target, *(figure(of_engine[name]) for name in names)]
+        for title, target, figure in [*rows, own]
+    )
+    return markdown.table(["name", "target", *(TITLES[name] for name in names)], lines)
 
 
 def _all_secs(records: list[Record]) -> Iterator[float]:
@@ -274,9 +279,7 @@ def page(results: pathlib.Path) -> str:
     )
 
 
-def main(argv: list[str]) -> None:
-    if len(argv) > 1:
-        sys.exit(f"Unexpected arguments: {' '.join(argv[1:])}")
+def main() -> None:
     given = flags.FLAGS
     if unknown := set(given.engines) - set(ENGINES):
         sys.exit(f"--engines: there is no {', '.join(unknown)}; there are {', '.join(ENGINES)}")

@@ -256,10 +256,6 @@ class Gang:
             self._changed.wait_for(lambda: self._over or condition(), secs)
             return bool(condition())
 
-    def wait_until_all_run(self) -> bool:
-        """Waits until each worker of the attempt has told a round."""
-        return self.wait(lambda: len(self.now.rounds) == self.num_workers)
-
     def time_of(self, pattern: str) -> tuple[float, str]:
         """The first line that has the pattern, and when it came; infinity and "" for none."""
         found = ((at, line) for at, line in list(self.lines) if re.search(pattern, line))
@@ -382,4 +378,4 @@ if __name__ == "__main__":
     from experiments import command_line, config_flag
     from experiments import train as _defines_its_flags  # noqa: F401
 
-    command_line.run(main, config_flag.parse_flags)
+    command_line.run(main, config_flag.parse_flags, takes_arguments=True)

@@ -4,6 +4,7 @@ Each drill is a function of a `Session`: it runs trials while there is time, and
 results for each. What a gang printed goes to stderr where a trial was no success.
 """
 
+import functools
 import itertools
 import json
 import pathlib
@@ -13,7 +14,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -55,6 +56,18 @@ def new_directories(session: Session) -> Iterator[pathlib.Path]:
             yield directory
         finally:
             shutil.rmtree(directory, ignore_errors=True)
+
+
+def each_in_turn(
+    session: Session, drill: str, cases: Sequence[Any], one: Callable[[pathlib.Path, Any], Record]
+) -> None:
+    """One trial after another, of each case in turn; goes on where earlier runs have ended."""
+    directories = new_directories(session)
+    for trial in tqdm.trange(session.trials, desc=drill):
+        if session.is_late:
+            break
+        case = cases[(trial + len(session.earlier)) % len(cases)]
+        session.write(one(next(directories), case))
 
 
 def _replays(run: pathlib.Path, config: Record, directory: pathlib.Path, session: Session) -> bool:
@@ -160,12 +173,7 @@ def _kill_one(gang: fault_cases.Gang, rng: random.Random) -> Record | None:
 
 def hang(session: Session) -> None:
     """Hangs one worker a gang, in three ways."""
-    directories = new_directories(session)
-    for trial in tqdm.trange(session.trials, desc="hang"):
-        if session.is_late:
-            break
-        kind = _HANGS[(trial + len(session.earlier)) % len(_HANGS)]
-        session.write(hang_one(next(directories), kind, session=session))
+    each_in_turn(session, "hang", _HANGS, functools.partial(hang_one, session=session))
 
 
 def hang_one(directory: pathlib.Path, kind: str, *, session: Session) -> Record:
@@ -208,12 +216,7 @@ def hang_one(directory: pathlib.Path, kind: str, *, session: Session) -> Record:
 
 def stop(session: Session) -> None:
     """Stops one gang after another, by SIGTERM to a worker and to the launcher in turn."""
-    directories = new_directories(session)
-    for trial in tqdm.trange(session.trials, desc="stop"):
-        if session.is_late:
-            break
-        to = _TOLD[(trial + len(session.earlier)) % len(_TOLD)]
-        session.write(stop_one(next(directories), to, session=session))
+    each_in_turn(session, "stop", _TOLD, functools.partial(stop_one, session=session))
 
 
 def stop_one(directory: pathlib.Path, to: str, *, session: Session) -> Record:

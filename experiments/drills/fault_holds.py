@@ -21,12 +21,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import tqdm
 
+from experiments.benchmarks import rows as rows_lib
 from experiments.drills import fault_cases, fault_gangs, fault_raises
 from experiments.drills.fault_gangs import Record, Session
 
@@ -126,14 +126,13 @@ def main() -> None:
 
 def run_all(session: Session) -> None:
     """Holds a process of one gang after another, in each way in turn."""
-    directories = fault_gangs.new_directories(session)
-    for trial in tqdm.trange(session.trials, desc="hold"):
-        if session.is_late:
-            break
-        kind = KINDS[(trial + len(session.earlier)) % len(KINDS)]
+
+    def run(directory: pathlib.Path, kind: str) -> Record:
         num_workers = session.rng.randint(2, 4)
         victim = session.rng.randrange(num_workers)
-        session.write(hold_one(next(directories), kind, num_workers, victim, session=session))
+        return hold_one(directory, kind, num_workers, victim, session=session)
+
+    fault_gangs.each_in_turn(session, "hold", KINDS, run)
 
 
 def hold_one(
@@ -150,9 +149,11 @@ def hold_one(
     paths = [directory / f"said-{index}" for index in range(num_workers)]
     others = [index for index in range(num_workers) if index != victim]
     named: dict[int, float] = {}
+    command = ["experiments.drills.fault_holds"]
     with contextlib.ExitStack() as stack:
         gang = [
-            stack.enter_context(_process(index, path, common)) for index, path in enumerate(paths)
+            stack.enter_context(fault_raises.one_of_several(command, path, index, common))
+            for index, path in enumerate(paths)
         ]
         words = f"{victim}\\b" + ("" if at_join else rf".*pid {gang[victim].pid} on ")
         deadline = time.monotonic() + 240
@@ -181,39 +182,19 @@ def hold_one(
     return record
 
 
-@contextlib.contextmanager
-def _process(index: int, path: pathlib.Path, common: dict[str, str]) -> Iterator[subprocess.Popen]:
-    with path.open("w") as said:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "experiments.drills.fault_holds"],
-            cwd=fault_cases.ROOT,
-            stdout=said,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, **common, "HETJAX_PROCESS_ID": str(index)},
-        )
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.wait()
-
-
-def rows(records: Sequence[Record]) -> list[tuple[str, str, str]]:
-    """The figures of all runs of the drill: what, target, reached."""
+def rows(records: Sequence[Record]) -> rows_lib.Found:
+    """The figures of all runs of the drill."""
     if not records:
-        return []
-    good = sum(r["secs"] is not None and r["secs"] <= MOST_SECS for r in records)
-    waiting = sum(r["workers"] - 1 for r in records)
+        return
+    good = [r["secs"] is not None and r["secs"] <= MOST_SECS for r in records]
+    waiting, named = sum(r["workers"] - 1 for r in records), sum(r["named"] for r in records)
     most = max((r["secs"] or np.inf) for r in records)
-    return [
-        (
-            f"a process that is held for {_HOLD_SECS} s, started by hand: named by all others",
-            f"N of N, ≤ {MOST_SECS:g} s",
-            f"{good} of {len(records)}, by {sum(r['named'] for r in records)} of {waiting}, "
-            f"at most {most:.1f} s",
-        ),
-        ("… and all went on", "N of N", f"{sum(r['went_on'] for r in records)} of {len(records)}"),
-    ]
+    name, target = f"held {_HOLD_SECS} s, by hand: all name it", f"all, ≤ {MOST_SECS:g} s"
+    reached = f"{rows_lib.share(good)}, at most {most:.1f} s"
+    yield rows_lib.Row(name, target, reached, len(records))
+    yield rows_lib.Row("… by the waiting processes", "all", f"{named} of {waiting}", len(records))
+    went_on = [r["went_on"] for r in records]
+    yield rows_lib.Row("… and all went on", "all", rows_lib.share(went_on), len(records))
 
 
 if __name__ == "__main__":

@@ -24,8 +24,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
-import tqdm
 
+from experiments.benchmarks import rows as rows_lib
 from experiments.drills import fault_cases, fault_gangs
 from experiments.drills.fault_gangs import Record, Session
 
@@ -144,15 +144,13 @@ def _fields(num_workers: int) -> Record:
 
 def run_all(session: Session) -> None:
     """Raises in one gang after another: under the launcher, and in processes started by hand."""
-    directories = fault_gangs.new_directories(session)
-    for trial in tqdm.trange(session.trials, desc="raise"):
-        if session.is_late:
-            break
-        count = trial + len(session.earlier)
-        engine = ("launcher", "by hand")[count % 2]
-        one = launched if engine == "launcher" else by_hand
-        kind = KINDS[count // 2 % len(KINDS)]
-        session.write(one(next(directories), kind, session=session))
+    cases = [(one, kind) for kind in KINDS for one in (launched, by_hand)]
+
+    def run(directory: pathlib.Path, case: Any) -> Record:
+        one, kind = case
+        return one(directory, kind, session=session)
+
+    fault_gangs.each_in_turn(session, "raise", cases, run)
 
 
 def launched(directory: pathlib.Path, kind: str, *, session: Session) -> Record:
@@ -198,10 +196,13 @@ def by_hand(directory: pathlib.Path, kind: str, *, session: Session) -> Record:
         "HETJAX_NUM_PROCESSES": str(num_workers),
         "HETJAX_COORDINATOR": f"127.0.0.1:{free_port()}",
     }
+    command = ["experiments.drills.fault_raises", f"--config={directory / 'config.json'}"]
+    command.append(f"--workdir={directory / 'run'}")
     ends: dict[int, float] = {}
     with contextlib.ExitStack() as stack:
         processes = [
-            stack.enter_context(_process(directory, index, common)) for index in range(num_workers)
+            stack.enter_context(one_of_several(command, directory / f"said-{index}", index, common))
+            for index in range(num_workers)
         ]
         deadline = time.monotonic() + 120
         while len(ends) < num_workers and time.monotonic() < deadline:
@@ -235,14 +236,13 @@ def _draw(session: Session) -> tuple[int, int, int]:
 
 
 @contextlib.contextmanager
-def _process(
-    directory: pathlib.Path, index: int, common: dict[str, str]
+def one_of_several(
+    command: Sequence[str], path: pathlib.Path, index: int, common: dict[str, str]
 ) -> Iterator[subprocess.Popen]:
-    command = [sys.executable, "-m", "experiments.drills.fault_raises"]
-    command += [f"--config={directory / 'config.json'}", f"--workdir={directory / 'run'}"]
-    with (directory / f"said-{index}").open("w") as said:
+    """One of several that are started by hand; what it says goes to a file."""
+    with path.open("w") as said:
         process = subprocess.Popen(
-            command,
+            [sys.executable, "-m", *command],
             cwd=fault_cases.ROOT,
             stdout=said,
             stderr=subprocess.STDOUT,
@@ -282,36 +282,29 @@ def _is_whole(workdir: pathlib.Path) -> bool:
     )
 
 
-def rows(records: Sequence[Record]) -> list[tuple[str, str, str]]:
-    """The figures of all runs of the drill: what, target, reached."""
-    found = []
+def rows(records: Sequence[Record]) -> rows_lib.Found:
+    """The figures of all runs of the drill."""
     if own := [r for r in records if r["engine"] == "launcher"]:
         secs = _secs(own, "secs")
         went_on = [r["traced"] and r["went_on"] for r in own]
-        good = sum(w and s <= MOST_SECS for w, s in zip(went_on, secs, strict=True))
-        reached = f"{good} of {len(own)}, at most {max(secs):.1f} s"
-        found += [
-            ("a worker that raises: named and restarted", f"N of N, ≤ {MOST_SECS:g} s", reached),
-            ("… until all start again", "", _median_and_most(_secs(own, "restarted"))),
-        ]
+        good = [w and s <= MOST_SECS for w, s in zip(went_on, secs, strict=True)]
+        reached = f"{rows_lib.share(good)}, at most {max(secs):.1f} s"
+        target = f"all, ≤ {MOST_SECS:g} s"
+        yield rows_lib.Row("a worker that raises: named and restarted", target, reached, len(own))
+        again = rows_lib.most(_secs(own, "restarted"), ".1f", " s")
+        yield rows_lib.Row("… until all start again", "none", again, len(own))
     if own := [r for r in records if r["engine"] == "by hand"]:
         secs = _secs(own, "secs")
         said = [r["said"] and r["codes"] for r in own]
-        good = sum(s and np.isfinite(t) for s, t in zip(said, secs, strict=True))
-        what = "… started by hand: all others say who it was and what it raised, and end"
-        found += [
-            (what, "N of N", f"{good} of {len(own)}"),
-            ("… until the last has ended", "", _median_and_most(secs)),
-        ]
-    return found
+        good = [s and np.isfinite(t) for s, t in zip(said, secs, strict=True)]
+        name = "… by hand: all others say why, end"
+        yield rows_lib.Row(name, "all", rows_lib.share(good), len(own))
+        last = rows_lib.most(secs, ".1f", " s")
+        yield rows_lib.Row("… until the last has ended", "none", last, len(own))
 
 
 def _secs(records: Sequence[Record], key: str) -> list[float]:
     return [np.inf if record[key] is None else record[key] for record in records]
-
-
-def _median_and_most(secs: Sequence[float]) -> str:
-    return f"median {np.median(secs):.1f} s, most {max(secs):.1f} s"
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ Each drill adds its lines to a file of its own, and the table is about all of th
 """
 
 import importlib.metadata
-import json
+import itertools
 import pathlib
 import random
 import signal
@@ -30,6 +30,8 @@ import tqdm
 from absl import flags, logging
 
 from experiments import command_line
+from experiments.benchmarks import rows
+from experiments.comparisons import kept
 from experiments.drills import fault_cases, fault_gangs, fault_holds, fault_raises
 from experiments.drills.fault_gangs import Record, Session
 
@@ -147,84 +149,70 @@ DRILLS: dict[str, tuple[Callable[..., None], int]] = {
 
 def read(results: pathlib.Path, drill: str) -> list[Record]:
     """All lines of a drill, of all runs."""
-    path = results / f"{drill}.jsonl"
-    text = path.read_text() if path.exists() else ""
-    return [json.loads(line) for line in text.splitlines()]
+    return list(kept.read(results / f"{drill}.jsonl"))
 
 
 def table(results: pathlib.Path) -> str:
     """The figures as Markdown; drills that never ran are left out."""
-    rows = [*_kill_rows(results), *_resume_rows(results), *_hang_rows(results)]
-    rows += [
-        *fault_raises.rows(read(results, "raise")),
-        *fault_holds.rows(read(results, "hold")),
-        *_stop_rows(results),
-    ]
-    lines = [f"| {' | '.join(row)} |" for row in rows]
-    return "\n".join(["| figure | target | reached |", "|---|---|---|", *lines])
+    found = [_kill_rows(results), _resume_rows(results), _hang_rows(results)]
+    found += [fault_raises.rows(read(results, "raise")), fault_holds.rows(read(results, "hold"))]
+    return "\n".join(rows.table(itertools.chain(*found, _stop_rows(results))))
 
 
-def _share(good: Sequence[Any]) -> str:
-    """`9 of 10`; where none of N failed, with the bound 3 / N."""
-    n, count = len(good), sum(map(bool, good))
-    return f"{count} of {n}" + (f" (95 %: at most {min(1, 3 / n):.1%} fail)" if count == n else "")
+def _share(name: str, good: Sequence[Any], target: str = "all") -> rows.Row:
+    """How many are true; where none of N failed, with the bound 3 / N."""
+    n, bound = len(good), ""
+    if all(good):
+        bound = f" (95 %: at most {min(1, 3 / n):.1%} fail)"
+    return rows.Row(name, target, rows.share(good) + bound, n)
 
 
-def _kill_rows(results: pathlib.Path) -> list[tuple[str, str, str]]:
+def _kill_rows(results: pathlib.Path) -> rows.Found:
     records = read(results, "kill")
     kills = [r for r in records if r["drill"] == "kill"]
     gangs = [r for r in records if r["drill"] == "kill_gang"]
     if not kills or not gangs:
-        return []
+        return
     secs = [r["secs"] for r in kills if r["secs"] is not None]
     lost = [sum(g[key] or 0 for g in gangs) for key in ("missing", "duplicated")]
-    return [
-        ("`kill -9`: recovered", "N of N", _share([r["recovered"] for r in kills])),
-        ("… of them process 0", "", str(sum(r["worker"] == 0 for r in kills))),
-        ("… the right worker named", "N of N", _share([r["named"] for r in kills])),
-        ("… examples missing, duplicated", "0, 0", f"{lost[0]}, {lost[1]}"),
-        ("… gangs: every round once", "N of N", _share([g["whole"] for g in gangs])),
-        ("… gangs: bit-equal to the replay", "N of N", _share([g["bit_equal"] for g in gangs])),
-        ("… restarts without a kill", "0", str(sum(g["restarts"] - g["kills"] for g in gangs))),
-        ("… to the next round", "", f"median {np.median(secs):.1f} s, most {max(secs):.1f} s"),
-    ]
+    again = sum(g["restarts"] - g["kills"] for g in gangs)
+    yield _share("`kill -9`: recovered", [r["recovered"] for r in kills])
+    yield rows.Row("… of process 0", "none", str(sum(r["worker"] == 0 for r in kills)), len(kills))
+    yield _share("… the right worker named", [r["named"] for r in kills])
+    yield rows.Row("… examples missing, duplicated", "0, 0", f"{lost[0]}, {lost[1]}", len(kills))
+    yield _share("… gangs: every round once", [g["whole"] for g in gangs])
+    yield _share("… gangs: bit-equal to the replay", [g["bit_equal"] for g in gangs])
+    yield rows.Row("… restarts without a kill", "0", str(again), len(gangs))
+    yield rows.Row("… to the next round", "none", rows.most(secs, ".1f", " s"), len(secs))
 
 
-def _resume_rows(results: pathlib.Path) -> list[tuple[str, str, str]]:
+def _resume_rows(results: pathlib.Path) -> rows.Found:
     newest = {tuple(r[k] for k in _COMBINATION): r for r in read(results, "resume")}
-    if not newest:
-        return []
-    done, cuts = [r["bit_equal"] for r in newest.values()], sum(r["cuts"] for r in newest.values())
-    what = f"cut at every round ({cuts} cuts), of {len(combinations())} combinations: bit-equal"
-    return [(what, "N of N", _share(done))]
+    if newest:
+        yield _share("cut at every round: bit-equal", [r["bit_equal"] for r in newest.values()])
+        cuts = sum(r["cuts"] for r in newest.values())
+        yield f"Cuts: {cuts}, of {len(combinations())} combinations of form, order and reducer."
 
 
-def _hang_rows(results: pathlib.Path) -> list[tuple[str, str, str]]:
-    rows = []
+def _hang_rows(results: pathlib.Path) -> rows.Found:
     records = read(results, "hang")
     for kind in sorted({r["kind"] for r in records}):
         own = [r for r in records if r["kind"] == kind]
-        late = [r["heartbeats"] or np.inf for r in own]
+        late = max(r["heartbeats"] or np.inf for r in own)
         good = [r["named"] and r["went_on"] and r["heartbeats"] for r in own]
-        rows += [
-            (f"hang, {kind}: right worker named, run went on", "N of N", _share(good)),
-            ("… noticed after", "≤ 2 heartbeats", f"at most {max(late):.2f}"),
-        ]
-    return rows
+        yield _share(f"hang, {kind}: right worker named, run went on", good)
+        yield rows.Row("… noticed after", "≤ 2 heartbeats", f"at most {late:.2f}", len(own))
 
 
-def _stop_rows(results: pathlib.Path) -> list[tuple[str, str, str]]:
-    rows = []
+def _stop_rows(results: pathlib.Path) -> rows.Found:
     records = read(results, "stop")
     for to in sorted({r["to"] for r in records}):
         own = [r for r in records if r["to"] == to]
         ends = [r["same_round"] and r["exit_code"] == 143 for r in own]
-        rows += [
-            (f"SIGTERM to the {to}: all end at one round, code 143", "N of N", _share(ends)),
-            ("… exit", "≤ 10 s", f"at most {max(r['secs'] for r in own):.1f} s"),
-            ("… resumed, bit-equal to the replay", "N of N", _share([r["bit_equal"] for r in own])),
-        ]
-    return rows
+        secs = max(r["secs"] for r in own)
+        yield _share(f"SIGTERM to the {to}: one round, code 143", ends)
+        yield rows.Row("… exit", "≤ 10 s", f"at most {secs:.1f} s", len(own))
+        yield _share("… resumed, bit-equal to the replay", [r["bit_equal"] for r in own])
 
 
 def run(drill: str, results: pathlib.Path, *, trials: int, **options: Any) -> None:
@@ -239,11 +227,9 @@ def run(drill: str, results: pathlib.Path, *, trials: int, **options: Any) -> No
     """
     earlier = read(results, drill)
     version = importlib.metadata.version("jax")
-    results.mkdir(parents=True, exist_ok=True)
 
     def write(record: Record) -> None:
-        with (results / f"{drill}.jsonl").open("a") as file:
-            file.write(json.dumps({**record, "jax": version}) + "\n")
+        kept.append(results / f"{drill}.jsonl", {**record, "jax": version})
 
     seed, minutes = options.get("seed"), options.get("minutes", np.inf)
     with tempfile.TemporaryDirectory(prefix="hetjax-drill-") as name:
@@ -262,9 +248,7 @@ def run(drill: str, results: pathlib.Path, *, trials: int, **options: Any) -> No
         DRILLS[drill][0](session, **more)
 
 
-def main(argv: list[str]) -> None:
-    if len(argv) > 1:
-        sys.exit(f"Unexpected arguments: {' '.join(argv[1:])}")
+def main() -> None:
     logging.set_verbosity(logging.WARNING)  # not every backend that JAX looks for
     given = flags.FLAGS
     if unknown := set(given.only) - set(DRILLS):

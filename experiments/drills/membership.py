@@ -5,11 +5,11 @@
         [--save_secs=60]
 
 `rounds` compares a round of `--runtime=apart` with one of `joined` of the same quotas, those of the
-shares, where nobody is lost. `hits`: four workers of one run are killed at random, or stopped for
-5 s, one every so many seconds. The launcher starts them anew. The table says how long the others
-waited, and what the ledger has.
-`replaced`: a slow worker is replaced by a fast one, and another is added, by the commands that a
-user has; the rounds from the 20th on are compared with the best for who is there.
+shares, where no worker is lost. `hits`: four workers of one run are killed at random, or stopped
+for 5 s, one every so many seconds. The launcher starts them anew. The table says how long the
+others waited, and what the ledger has. `replaced`: a slow worker is replaced by a fast one, and
+another is added, by the commands that a user has. The rounds from the 20th on are compared with the
+best for those workers.
 Commits are seen by the drill, which looks every few milliseconds at what has been decided; that
 all states were equal the run sees by itself, from digests, in every round.
 """
@@ -27,7 +27,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -110,8 +110,8 @@ def _command(
     return [*command, *own, f"--cpus={cpus}", f"--microbatch_size={_SIZE.value}"]
 
 
-def compare() -> Iterator[rows.Row]:
-    """A round apart over one of processes that are joined, in turn; nobody is lost."""
+def compare() -> rows.Found:
+    """A round apart over one of processes that are joined, in turn; no worker is lost."""
     for model in _MODELS:
         secs: dict[str, list[float]] = {"joined": [], "apart": []}
         for turn in range(2 * _TURNS):
@@ -121,18 +121,15 @@ def compare() -> Iterator[rows.Row]:
                 subprocess.run([*command, "--static"], check=True, stderr=subprocess.DEVNULL)
                 lines, _ = _told(pathlib.Path(directory))
             secs[runtime].append(float(np.median([x["round_secs"] for x in lines[_SKIPPED:]])))
-        joined, apart = np.median(secs["joined"]), np.median(secs["apart"])
-        each = [f"{a / b:.3f}" for a, b in zip(secs["apart"], secs["joined"], strict=True)]
-        yield rows.Row(
-            f"{model}, shares {_CPUS.value}: a round apart over one joined with the same quotas, "
-            f"medians of {_TURNS} runs in turn",
-            "≤ 1.05",
-            f"{apart / joined:.3f} ({', '.join(each)}): {apart * 1e3:.0f} ms over "
-            f"{joined * 1e3:.0f}",
-        )
+        each = [a / b for a, b in zip(secs["apart"], secs["joined"], strict=True)]
+        yield rows.Row(f"{model}: apart over joined", "≤ 1.05", rows.middle(each), _TURNS)
+        for runtime, own in secs.items():
+            millis = rows.middle([1e3 * x for x in own], ".0f", " ms")
+            yield rows.Row(f"{model}, {runtime}: a round", "none", millis, _TURNS)
+    yield f"Shares {_CPUS.value}, the same quotas, in turn; medians of runs."
 
 
-def replace() -> Iterator[rows.Row]:
+def replace() -> rows.Found:
     """Two runs at each of whose changes the workers have other speeds."""
     over: dict[str, list[np.ndarray]] = {"replaced": [], "added": [], "not changed yet": []}
     for _ in range(2):
@@ -151,16 +148,20 @@ def replace() -> Iterator[rows.Row]:
                 launcher.send_signal(signal.SIGINT)
                 launcher.wait()
     for name, found in over.items():
-        yield rows.Row(
-            f"{_MODEL.value}, shares {_SHARES}, workers {name}: a round from the {_SETTLED}th on "
-            "over the exact optimum for who is there, of two runs; by the best fixed quotas",
-            "≤ 1.05",
-            "; ".join(", ".join(f"{x:.3f}" for x in each) for each in np.transpose(found)),
-        )
+        for what, target, values in zip(
+            ("over the optimum", "by fixed quotas"),
+            ("≤ 1.05", "none"),
+            np.transpose(found),
+            strict=True,
+        ):
+            each = ", ".join(f"{x:.3f}" for x in values)
+            yield rows.Row(f"{name}: {what}", target, each, len(found))
+    yield f"{_MODEL.value}, shares {_SHARES}: a round from the {_SETTLED}th on after a change."
+    yield "Over the exact optimum for the workers there. Fixed: the best quotas in hindsight."
 
 
 def _changes(run: str, workdir: pathlib.Path, said: list[str]) -> dict[str, int]:
-    """Changes who is there, as a user does, and waits; from which round it was so."""
+    """Changes the workers, as a user does, and waits; from which round they were so."""
     _wait_for_lines(workdir, 2 * _SETTLED + _COMPARED)
     found = {"not changed yet": _SETTLED}
     asks = {"replaced": [f"--add={run}", f"--cpus={_REPLACEMENT}"], "added": [f"--add={run}"]}
@@ -241,7 +242,7 @@ def _best_fixed_secs(host: np.ndarray, secs: np.ndarray, quotas: np.ndarray) -> 
         quotas = moved
 
 
-def drill() -> list[rows.Row]:
+def drill() -> rows.Found:
     with tempfile.TemporaryDirectory() as directory:
         workdir = pathlib.Path(directory)
         command = _command(workdir, "apart", _MODEL.value, _SECS.value)
@@ -257,7 +258,7 @@ def drill() -> list[rows.Row]:
         commits.over.set()
         if code:
             sys.exit("\n".join([f"the run failed with exit code {code}:", *said[-40:]]))
-        return _judge(hits, commits.at, *_told(workdir), said)
+        yield from _judge(hits, commits.at, *_told(workdir), said)
 
 
 def _run_directory(said: list[str]) -> str:
@@ -298,7 +299,7 @@ def _judge(
     lines: list[dict[str, Any]],
     summary: dict[str, Any],
     said: list[str],
-) -> list[rows.Row]:
+) -> rows.Found:
     times = np.array([commits[key] for key in sorted(commits)])
     gaps = np.diff(times)
     usual = float(np.median(gaps))
@@ -313,51 +314,31 @@ def _judge(
             if n in joins and (k, n - 1) in commits
         ]
     )
-    times_lost = sum("from the last checkpoint" in line for line in said)
     is_once = [line["round"] for line in lines] == list(range(len(lines)))
-    title = f"{_MODEL.value}, shares {_CPUS.value}, a {_KIND.value} every {_EVERY.value:g} s"
-    return [
-        rows.Row(
-            f"{title}: examples missing, doubled; each round has one line; rounds, {_KIND.value}s; "
-            "times that all were gone who had the state, and the run went on from a checkpoint",
-            "0, 0; True",
-            f"{summary['examples_missing']}, {summary['examples_duplicated']}; {is_once}; "
-            f"{len(lines)}, {len(hits)}; {times_lost}",
-        ),
-        rows.Row(
-            f"{title}: sum of (to the next commit - a round of {usual * 1e3:.0f} ms) over the "
-            "run's time",
-            "≤ 1 %",
-            f"{lost:.2%}",
-        ),
-        rows.Row(
-            f"{title}: to the next commit, rounds: median, 95 %, most; ms",
-            "≤ 2 in 95 %, ≤ 3 s",
-            f"{_told_of(waits / usual)}; {_told_of(waits * 1e3)}",
-        ),
-        rows.Row(
-            f"{title}: the round in which a worker joins, rounds: median, 95 %, most; joins",
-            "≤ 2, and the state's bytes",
-            f"{_told_of(at_joins / usual)}; {len(joins)}",
-        ),
-    ]
+    lost_all = sum("from the last checkpoint" in line for line in said)
+    amounts = f"{summary['examples_missing']}, {summary['examples_duplicated']}"
+    yield rows.Row("examples missing, doubled", "0, 0", amounts, len(hits))
+    yield rows.Row("each round has one line", "True", str(is_once), len(lines))
+    yield rows.Row("times all with the state died", "none", str(lost_all), len(hits))
+    yield rows.Row("a usual round", "none", f"{usual * 1e3:.0f} ms", len(lines))
+    yield rows.Row("seconds lost over the run's", "≤ 1 %", f"{lost:.2%}", len(hits))
+    for what, unit, target, values in (
+        ("to the next commit", " rounds", "≤ 2 in 95 %", waits / usual),
+        ("to the next commit", " ms", "≤ 3,000 ms", waits * 1e3),
+        ("a join's round", " rounds", "≤ 2", at_joins / usual),
+    ):
+        points = [*np.percentile(values, [50, 95]), values.max()] if len(values) else []
+        reached = ", ".join(f"{x:.3g}" for x in points) + unit
+        yield rows.Row(f"{what}: median, 95 %, most", target, reached, len(values))
+    yield f"{_MODEL.value}, shares {_CPUS.value}, a {_KIND.value} every {_EVERY.value:g} s."
+    yield "Lost: to the next commit, beyond a usual round. A join sends the state."
 
 
-def _told_of(values: np.ndarray) -> str:
-    if not len(values):
-        return "none"
-    return ", ".join(f"{x:.3g}" for x in (*np.percentile(values, [50, 95]), values.max()))
-
-
-def main(argv: list[str]) -> None:
-    if len(argv) > 1:
-        sys.exit(f"Unexpected arguments: {' '.join(argv[1:])}")
+def main() -> None:
     if _WORKDIR.value:
         train()
         return
-    rows.print_tables(
-        {"rounds": compare, "replaced": replace, "hits": drill}, _ONLY.value, rows.machine
-    )
+    rows.print_tables({"rounds": compare, "replaced": replace, "hits": drill}, _ONLY.value)
 
 
 if __name__ == "__main__":

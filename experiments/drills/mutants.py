@@ -19,7 +19,6 @@ one that hangs.
 
 import concurrent.futures
 import fnmatch
-import json
 import os
 import pathlib
 import re
@@ -35,7 +34,8 @@ from typing import Any
 import tqdm
 from absl import flags
 
-from experiments import command_line
+from experiments import command_line, markdown
+from experiments.comparisons import kept
 from experiments.drills import mutant_list
 from experiments.drills.mutant_list import Mutant, NotFoundError
 
@@ -252,9 +252,7 @@ def run_all(
         finished = concurrent.futures.as_completed(runs)
         try:
             for run in tqdm.tqdm(finished, desc=f"mutants of {name}", total=len(runs)):
-                results.parent.mkdir(parents=True, exist_ok=True)
-                with results.open("a") as file:
-                    file.write(json.dumps({**runs[run], **run.result()}) + "\n")
+                kept.append(results, {**runs[run], **run.result()})
         except BaseException:
             threads.shutdown(wait=False, cancel_futures=True)
             for process in list(running):
@@ -264,8 +262,7 @@ def run_all(
 
 def lines(results: pathlib.Path) -> list[Record]:
     """All lines of a file of results; none where there is no such file."""
-    text = results.read_text() if results.exists() else ""
-    return [json.loads(line) for line in text.splitlines()]
+    return list(kept.read(results))
 
 
 # Tables
@@ -279,22 +276,19 @@ def table(mutants: Sequence[Mutant], records: Sequence[Record]) -> str:
         if (record["name"], record["digest"]) in listed:
             of = record["commit"] + ", slow tests too" * record["include_slow"]
             by_commit.setdefault(of, {})[record["name"]] = record
-    told = ["| commit | mutants | " + " | ".join(OUTCOMES) + " | minutes |"]
-    told.append("|---" * (3 + len(OUTCOMES)) + "|")
+    commits, told = [], []
     for commit, own in by_commit.items():
-        counts = [str(sum(r["outcome"] == outcome for r in own.values())) for outcome in OUTCOMES]
+        counts = [sum(r["outcome"] == outcome for r in own.values()) for outcome in OUTCOMES]
         minutes = sum(record["secs"] for record in own.values()) / 60
-        told.append(f"| {commit} | {len(own)} | {' | '.join(counts)} | {minutes:.1f} |")
-    told.append(
-        "\n| mutant | kind | file | at its newest commit | survived |\n|---|---|---|---|---|"
-    )
+        commits.append([commit, len(own), *counts, f"{minutes:.1f}"])
     for mutant in mutants:
         mine = {commit: own[mutant.name] for commit, own in by_commit.items() if mutant.name in own}
         newest = _cell(mutant, list(mine.values())[-1]) if mine else ""
         alive = [commit for commit, record in mine.items() if record["outcome"] == "survived"]
-        cells = [mutant.name, mutant.kind, f"`{mutant.file}`", newest, ", ".join(alive)]
-        told.append(f"| {' | '.join(cells)} |")
-    return "\n".join(told)
+        told.append([mutant.name, mutant.kind, f"`{mutant.file}`", newest, ", ".join(alive)])
+    header = ("mutant", "kind", "file", "at its newest commit", "survived")
+    first = markdown.table(("commit", "mutants", *OUTCOMES, "minutes"), commits)
+    return f"{first}\n\n{markdown.table(header, told)}"
 
 
 def _cell(mutant: Mutant, record: Record) -> str:
@@ -304,9 +298,7 @@ def _cell(mutant: Mutant, record: Record) -> str:
     return told + (f" (in {record['file']})" if record["file"] != mutant.file else "")
 
 
-def main(argv: list[str]) -> None:
-    if len(argv) > 1:
-        sys.exit(f"Unexpected arguments: {' '.join(argv[1:])}")
+def main() -> None:
     given, mutants = flags.FLAGS, mutant_list.read()
     chosen = [m for m in mutants if not given.only or _is_asked(m.name, given.only)]
     if not chosen:

@@ -4,6 +4,8 @@ import pathlib
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from experiments import markdown as tables
+
 
 class Heading(NamedTuple):
     text: str
@@ -22,7 +24,7 @@ class Bullets(NamedTuple):
 
 class Table(NamedTuple):
     header: Sequence[str]
-    rows: Sequence[Sequence[str]]
+    rows: Sequence[Iterable[object]]
 
 
 class Picture(NamedTuple):
@@ -47,7 +49,6 @@ def _markdown(block: Block) -> str:
         case Bullets(lines):
             return "\n".join(f"- {line}" for line in lines)
         case Table(header, rows):
-            first, *others = [f"| {' | '.join(line)} |" for line in [header, *rows]]
-            return "\n".join([first, "|---" * len(header) + "|", *others])
+            return tables.table(header, rows)
         case Picture(path, says):
             return f"![{says}]({path.name})"

@@ -34,7 +34,8 @@ def write(directory: pathlib.Path, tasks: Sequence[Task]) -> pathlib.Path:
             page.Heading(TITLE, 1),
             *_HEAD,
             page.Heading("Figures"),
-            page.Table(("figure", "target", "reached"), judged),
+            page.Table(figures.Row._fields, judged),
+            page.Text(_FIGURES),
         ]
     blocks += [
         page.Heading("Gain and balance"),
@@ -83,7 +84,7 @@ def _group(found: Mapping[str, results.Arms]) -> list[Block]:
     chosen = next(iter(found.values())).task
     says = (
         f"Variants of {chosen.title} (`{chosen.shown_file}`) with "
-        f"{chosen.experiment.cluster.num_workers} workers, not tuned; training loss."
+        f"{chosen.experiment.cluster.num_workers} workers, not tuned; training loss, n seeds."
     )
     return [
         page.Heading("Where it holds"),
@@ -92,54 +93,70 @@ def _group(found: Mapping[str, results.Arms]) -> list[Block]:
     ]
 
 
+_FIGURES = (
+    "n: tasks. Epochs, losses and time are those of two-level D-GraB. A loss is below or above "
+    "another by more than the spread. Time counts what ordering costs. The cost of a step is over "
+    "that of a plain one; every second epoch: the order is made anew as often."
+)
+
 _BALANCE = (
-    "Two-level D-GraB against D-RR on each task; a training loss is in spreads below (-) or above "
-    "that of others. Theory has a balanced order gain where gradients change little within an "
-    "epoch: then its herding bound, the largest sum of centred gradients on the way through the "
-    "epoch, stays far below that of a random order at the parameters that the epoch before has "
-    "come to. And the bound of a random order must not be small already. Both are of runs of seed "
-    "0, done once more, in the 2-norm, after the first epoch that was measured → after the last."
+    "Two-level D-GraB against D-RR on each task, whose section begins with its name. A training "
+    "loss is in spreads below (-) or above that of others.\n\n"
+    "In theory a balanced order gains on two conditions. Gradients change little within an epoch: "
+    "then the herding bound stays far below that of a random order. The bound is the largest sum "
+    "of centred gradients on the way through the epoch. And the bound of a random order is not "
+    "small already. Both bounds are of runs of seed 0, done once more. They are in the 2-norm, at "
+    "the parameters that the epoch before has come to: after the first epoch that was measured → "
+    "after the last."
 )
 
 _HEAD = (
     page.Text("Rebuilt from the results in `runs/` and `herding/` by"),
     page.Text("```sh\npython -m experiments.compare_orders --stage=report\n```"),
+    page.Text("Without `--stage` what is missing is done first; `--stage=plan` says what that is."),
     page.Text(
-        "and without `--stage` what is missing is done first; `--stage=plan` says what that is. "
         "One example is ordered: an image, a sentence, a chunk of text from a zero state, a window "
         "of a series. Heads on features of sentences stand for those on a frozen encoder; there is "
-        "no pretrained encoder here. With such features RTE is at chance. Data is private, the "
-        "learning rate constant, the seeds are 0, 1, 2 where a title does not say otherwise."
+        "no pretrained encoder here. With such features RTE is at chance. Data is private and the "
+        "learning rate constant. The seeds are 0, 1, 2 where a title does not say otherwise."
     ),
     page.Text(
-        "The first table of a section: each order at its own rate. Training loss is without an "
-        "update, after each epoch. D-RR, two-level D-GraB, the fixed map and block reshuffling are "
-        "each tuned over the same rates, by the lowest loss with the first seed, and where that is "
-        "at an end of the grid another rate follows; the second table has them, and in brackets "
-        "epochs to D-RR's lowest at the same rate, over D-RR's. The other orders take two-level "
-        "D-GraB's. The third: herding bounds of the order to come, of rounds as timesteps, over "
-        "those of a random order at the same parameters."
+        "**The first table of a section** has each order at its own rate. The training loss is "
+        "measured without an update, after each epoch. D-RR, two-level D-GraB, the fixed map and "
+        "block reshuffling are each tuned over the same rates, by the lowest loss with the first "
+        "seed. Where the best rate is at an end of the grid another rate follows. The other orders "
+        "take two-level D-GraB's.\n\n"
+        "**The second table** has these rates. In brackets are the epochs to D-RR's lowest at the "
+        "same rate, over D-RR's.\n\n"
+        "**The third table** has herding bounds of the order to come, with rounds as timesteps. "
+        "They are over those of a random order at the same parameters."
     ),
     page.Text(
-        "Left out, for time: exact orders on the hashed words of CoLA and SST-2, on the MLP and on "
-        "the transformer (PairBalance in blocks stands for the exact one on three of these), and "
-        "what else a section says; the rest of WikiText-2 and of CIFAR-10 for ResNet-8; 16 and 64 "
-        "workers on the whole of CIFAR-10, 16 on CoLA and RTE, 64 on all heads, 32 on M4; epochs "
-        "enough to memorise a whole set. The LSTM with all words, the transformer and ResNet-8 "
-        "with 64 workers were left for a GPU, and none was at hand."
+        "Left out, for time:\n\n"
+        "- exact orders on the hashed words of CoLA and SST-2, on the MLP and on the transformer; "
+        "PairBalance in blocks stands for the exact one on three of these\n"
+        "- the rest of WikiText-2, and of CIFAR-10 for ResNet-8\n"
+        "- 16 and 64 workers on the whole of CIFAR-10, 16 on CoLA and RTE, 64 on all heads, 32 on "
+        "M4\n"
+        "- epochs enough to memorise a whole set\n"
+        "- what else a section says\n\n"
+        "The LSTM with all words, the transformer and ResNet-8 with 64 workers need a GPU, and "
+        "none was at hand."
     ),
     page.Text(
-        '"Mean ± spread" is over the seeds, and the spread is half the distance from the least to '
-        "the greatest; a difference counts from one spread on, the larger of the two. The lowest "
-        "loss of a run is over its epochs; its mean over the epochs tells how fast it went down, "
-        "over that of D-RR with the same seed. Epochs to D-RR's lowest: until the loss is at most "
-        "the lowest that random reshuffling (D-RR) reaches with the same seed, over the epochs "
-        'that D-RR needs for it; "not by 1 of 3": one seed never does. Time is epochs times the '
-        "seconds of the processor for an epoch, "
-        "measured apart, all orders in turn in one process on one core, workers one after the "
-        "other: the cost in arithmetic. Orders over D-RR are medians of three or five turns, which "
-        "differ by about a tenth. In the pictures, lines are means, bands go from the least to the "
-        "greatest seed, the dotted line is the mean of D-RR's lowest losses; an axis of time ends "
-        "at three times D-RR's at the latest."
+        "- **Mean ± spread** is over the seeds. The spread is half the distance from the least to "
+        "the greatest. A difference counts from one spread on, the larger of the two.\n"
+        "- **The lowest loss** of a run is over its epochs. Its mean over the epochs tells how "
+        "fast it went down, over that of D-RR with the same seed.\n"
+        "- **Epochs to D-RR's lowest**: until the loss is at most the lowest that random "
+        "reshuffling (D-RR) reaches with the same seed. They are over the epochs that D-RR needs "
+        'for it. "Not by 1 of 3": one seed never does.\n'
+        "- **Time** is epochs times the seconds of the processor for an epoch. They are measured "
+        "apart, all orders in turn in one process on one core, workers one after the other: the "
+        "cost in arithmetic. Orders over D-RR are medians of three or five turns, which differ by "
+        "about a tenth.\n"
+        "- **In the pictures** lines are means, and bands go from the least to the greatest seed. "
+        "The dotted line is the mean of D-RR's lowest losses. An axis of time ends at three times "
+        "D-RR's at the latest."
     ),
 )

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import tqdm
 
+from experiments import markdown
 from experiments.orders import herding, jobs, results
 from experiments.orders.arms import ARMS, SAVING
 from experiments.orders.tasks import Run, Task
@@ -74,15 +75,13 @@ def _is_of(record: dict[str, Any], run: Run) -> bool:
 
 def table(tasks: Sequence[Task], directory: pathlib.Path) -> str:
     """The plan, in Markdown."""
-    lines = [
-        "| task | examples | epochs | rounds | runs left, at most | minutes of one core |",
-        "|---|---|---|---|---|---|",
-    ]
-    left = plan(tasks, directory)
+    left, rows = plan(tasks, directory), []
     for task in tasks:
         config, mine = task.experiment, left[task.name]
-        size = f"{config.data.num_train:,} | {config.epochs} | {task.num_rounds:,}"
-        lines.append(f"| {task.name} | {size} | {mine.count} | {mine.secs / 60:.0f} |")
+        size = f"{config.data.num_train:,}", config.epochs, f"{task.num_rounds:,}"
+        rows.append([task.name, *size, mine.count, f"{mine.secs / 60:.0f}"])
+    header = ("task", "examples", "epochs", "rounds", "runs left, at most", "minutes of one core")
+    lines = [markdown.table(header, rows)]
     hours = sum(each.secs for each in left.values()) / 3600
     lines.append(f"About {hours:.1f} hours of one core; a grid that is extended takes more.")
     bounds = plan(tasks, directory, results.HERDING).values()

@@ -1,7 +1,6 @@
 """What the report shows of a task: its set-up, its arms, its grid, its herding bounds, in words."""
 
 import math
-import statistics
 from collections.abc import Mapping, Sequence
 
 from experiments.comparisons.spreads import Stat, in_spreads, verdict
@@ -24,11 +23,11 @@ def setup(task: Task) -> str:
     part = "all of them" if task.every == 1 else f"every {task.every}th of them"
     evaluated = f"the first {task.num_eval:,}" if task.num_eval else "all"
     return (
-        f"`{task.shown_file}`, {config.data.num_train:,} examples, {config.epochs} epochs "
-        f"of {task.epoch_rounds:,} rounds, {config.cluster.num_workers} workers, batch "
-        f"{task.batch_size} (microbatches of {config.microbatch_size}), {', '.join(optimizer)}, "
-        f"{_emulation(task)}training loss over {part}, {task.metric} over {evaluated} of those "
-        f"evaluated.{_left_out(task)}"
+        f"`{task.name}` (`{task.shown_file}`): {config.data.num_train:,} examples, "
+        f"{config.epochs} epochs of {task.epoch_rounds:,} rounds. {config.cluster.num_workers} "
+        f"workers, batch {task.batch_size} (microbatches of {config.microbatch_size}), "
+        f"{', '.join(optimizer)}{_emulation(task)}. Training loss over {part}, {task.metric} over "
+        f"{evaluated} of those evaluated.{_left_out(task)}"
     )
 
 
@@ -44,7 +43,7 @@ def _emulation(task: Task) -> str:
         return ""
     gate = config.gate.trigger
     closes = "" if gate == "none" else f", a gate ({gate})"
-    return f"{config.quota.policy} quotas for emulated speeds{closes}, "
+    return f", {config.quota.policy} quotas for emulated speeds{closes}"
 
 
 def arms_table(arms: Arms) -> page.Table:
@@ -136,13 +135,6 @@ def _over_random(record: Record, name: str = "two_norm") -> list[float]:
     return [math.nan if None in pair else pair[0] / pair[1] for pair in pairs]
 
 
-def kept_balance(records: Records, arm: str) -> float | None:
-    """The bound of an arm's orders over random ones, 2-norm, the median of a run's epochs."""
-    found = [record for key, record in records.items() if key[0] == arm]
-    ratios = [value for record in found for value in _over_random(record)]
-    return statistics.median(ratios) if ratios else None
-
-
 def gain_table(found: Sequence[Arms], bounds: Mapping[str, Records]) -> page.Table:
     """What two-level D-GraB is worth on each task, beside what was left to balance and what was.
 
@@ -160,7 +152,7 @@ def gain_table(found: Sequence[Arms], bounds: Mapping[str, Records]) -> page.Tab
             for other in (BASELINE, "fixed_map", "block_reshuffling")
         ]
         cells = [
-            arms.task.title,
+            f"`{arms.task.name}`",
             ratio(arms.ratios(LEADER)),
             f"{cost:.2f}" if cost else "",
             ratio(arms.ratios(LEADER, of_time=True)),
@@ -171,7 +163,7 @@ def gain_table(found: Sequence[Arms], bounds: Mapping[str, Records]) -> page.Tab
         rows.append((gain.mean, cells))
     header = (
         "task",
-        "epochs to D-RR's lowest loss",
+        "epochs to D-RR's lowest",
         "cost of a step",
         "time to it",
         "lowest loss in spreads from D-RR's",
@@ -255,18 +247,18 @@ def group_table(found: Mapping[str, Arms]) -> page.Table:
     rows = []
     for arms in found.values():
         for arm in arms.rates:
-            seeds = len(arms.runs[arm])
             rows.append(
                 (
-                    f"{arms.task.title} ({seeds} seed{'s' if seeds > 1 else ''})",
+                    arms.task.title.partition(", n = ")[0],
                     ARMS[arm].label,
                     f"{arms.stat(arm, best):.5f}",
                     f"{arms.stat(arm, final):.5f}",
                     f"{arms.stat(arm, average):.5f}",
                     f"{arms.paired(arm, average):.3f}",
                     ratio(arms.ratios(arm)),
+                    len(arms.runs[arm]),
                 )
             )
     header = ("variant", "order", "lowest loss", "last loss", "mean loss", "over D-RR's",
-              "epochs to D-RR's lowest")  # fmt: skip
+              "epochs to D-RR's lowest", "n")  # fmt: skip
     return page.Table(header, rows)
