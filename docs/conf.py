@@ -2,7 +2,8 @@
 
 `extensions/outside.py` makes pages of the results and links of what lies outside `docs/`,
 `extensions/reference.py` a page of each public name, `extensions/formulas.py` formulas without a
-script. The first two write into folders `generated/`.
+script, `extensions/cards.py` the cards of the first page and the sidebar. The first two write into
+folders `generated/`.
 """
 
 import pathlib
@@ -30,6 +31,7 @@ extensions = [
     "sphinx_design",
     "docs.extensions.formulas",
     "docs.extensions.outside",
+    "docs.extensions.cards",
     "docs.extensions.reference",
 ]
 exclude_patterns = ["extensions", "pictures"]

@@ -24,7 +24,7 @@ _HOMES = {
     "Run": "hetjax.rounds.run",
     "STOP": "hetjax.training.callbacks",
     "SavedRun": "hetjax.records.results",
-    "RoundReport": "hetjax.types",
+    "RoundReport": "hetjax.reported",
     "Shared": "hetjax.types",
     "StatefulLoss": "hetjax.losses.stateful",
     "TrainState": "hetjax.types",

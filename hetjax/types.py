@@ -1,7 +1,5 @@
 """The records that flow through one round. Pure data: no behaviour, no host state."""
 
-import dataclasses
-import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -11,7 +9,6 @@ import numpy as np
 PyTree = Any
 Exchanges = jax.Array | np.ndarray | tuple[()]
 """Which exchanges of a reducer that gossips a round has, bool[M]; () of others."""
-_ASKED = ("params", "model_state", "opt_state", "ema_params", "ema_model_state")  # by a callback
 NO_AVERAGE = "this run keeps no average; give ema=, such as ema=0.999"
 
 
@@ -233,15 +230,6 @@ class SyncMetrics(NamedTuple):
     unlike: PyTree = ()  # bool[] by name: the model's whole numbers that have no one new value
 
 
-def while_called(refuse: Callable[[], PyTree]) -> Any:
-    """A field of a report: a function that a callback calls; afterwards it is `refuse`."""
-    return dataclasses.field(default=refuse, repr=False, compare=False)
-
-
-def _no_params() -> PyTree:
-    raise ValueError("report.params: this round is past; ask run.params(state), or result.params")
-
-
 class Work(NamedTuple):
     """What workers did in a round, those of this process or all; times by each one's own clock."""
 
@@ -252,86 +240,3 @@ class Work(NamedTuple):
     example_signs: list[np.ndarray] | None = None  # i8[done, B] of each; None: no order takes them
     host_secs: np.ndarray = np.zeros(1)  # f64[W]: of its process beside compute; [1]: not known
     local_secs: float = 0.0  # until the last worker finished, once all are gathered
-
-
-@dataclasses.dataclass(frozen=True)
-class RoundReport:
-    """One round, on the host: a line of `metrics.jsonl`, and what callbacks are given.
-
-    Times are seconds of the run's clock, which stands still during evaluations.
-    """
-
-    round: int
-    epoch: int
-    examples: int  # processed in this round, by all workers
-    examples_processed: int  # since the run began
-    skipped_examples: int  # of `examples`: in microbatches that were not finite
-    loss: float  # mean over the round; NaN where no example has a weight, or the rule no loss
-    quotas: list[int]  # microbatches, [W]
-    microbatches_done: list[int]  # [W]; what is left of the quotas went back to the order
-    examples_counted: list[int]  # [W], that entered the sums
-    present: list[bool]  # [W]
-    compute_secs: list[float]  # each worker's own, [W]
-    start_secs: float
-    local_secs: float  # the longest local phase
-    round_secs: float  # to the start of the next round
-    waiting_fraction: float  # of compute_secs and host_secs of who is present
-    full: bool  # of the whole budget; the last round of an epoch is smaller
-    overruns: int  # microbatches slower than the emulated worker
-    optimal_round_secs: float | None = None  # exact optimum for the true speeds, if known
-    host_secs: list[float] | None = None  # of its process, beside compute_secs; None: unknown, [W]
-    exchange_secs: float | None = None  # of this process; posting, sums, mixing, update
-    eval: dict[str, float] | None = None  # by name, where it was evaluated after this round
-    bytes_sent: int = 0  # by all workers, for the reducer and to coordinate the order
-    consensus: dict[str, float] | None = None  # distance of the replicas from their mean
-    metrics: dict[str, float] | None = None  # of the loss function: means over the round
-    learning_rate: float | None = None  # of the round's update, where the optimiser's state has one
-    values: dict[str, float] | None = None  # numbers among those of `fit(values=)`, in this round
-    grad_norm: float | None = None  # of the round's gradient, before the optimiser clips it
-    update_norm: float | None = None  # of what was added to the parameters
-    weight_sum: float | None = None  # of its examples, where it is 0 or less: there was no update
-    model_state: Callable[[], PyTree] = while_called(_no_params)
-    """As `params`: of the model; () where it keeps none."""
-    opt_state: Callable[[], PyTree] = while_called(_no_params)
-    """As `params`: of the optimiser."""
-    ema_params: Callable[[], PyTree] = while_called(_no_params)
-    """As `params`: the average of the parameters, by `ema`."""
-    ema_model_state: Callable[[], PyTree] = while_called(_no_params)
-    """As `params`: the average of the model's state, by `ema`."""
-    params: Callable[[], PyTree] = while_called(_no_params)
-    """While a callback runs: the parameters after this round, as NumPy arrays. They are copied
-    from the device when asked for. With a reducer that gossips, the mean of the replicas that this
-    process has. They are those that the optimiser trains; of `optax.LookaheadParams` the slow
-    ones."""
-
-    def to_plain(self) -> dict[str, Any]:
-        """As JSON holds it, without fields that are None; not-finite numbers are None.
-
-        Returns:
-            `{name: value}`, of numbers, texts, lists and dicts of them.
-        """
-        given = {name: value for name, value in vars(self).items() if name not in _ASKED}
-        return {name: plain(value) for name, value in given.items() if value is not None}
-
-
-def from_plain(line: dict[str, Any]) -> RoundReport:
-    """As `RoundReport.to_plain` made it.
-
-    Raises:
-        TypeError: it has other fields.
-    """
-    fields: dict[str, Any] = {k: np.nan if x is None else x for k, x in line.items()}
-    return RoundReport(**fields)
-
-
-def plain(value: Any) -> Any:
-    """JSON's own types, numbers to 9 digits, not-finite ones as None."""
-    if type(value) in (int, bool, str):
-        return value
-    if isinstance(value, dict):
-        return {k: plain(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(v) for v in value]
-    if isinstance(value, float | np.floating):
-        return float(f"{value:.9g}") if math.isfinite(value) else None
-    return value.item() if isinstance(value, np.generic) else value

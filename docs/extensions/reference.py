@@ -14,7 +14,7 @@ import textwrap
 
 import hetjax
 from docs.extensions import outside
-from hetjax import parts
+from hetjax import parts, reported
 
 GENERATED = outside.DOCS / "reference/generated"
 
@@ -98,6 +98,12 @@ def hints_of(function):
     return hints | ({"return": plain_hint(node.returns)} if node.returns else {})
 
 
+def field_line(name, hint, default, said):
+    """The line of a field."""
+    by_default = f" By default `{default}`." if default else ""
+    return f"    {name} ({hint}): {' '.join(said.split())}{by_default}"
+
+
 def additions(found):
     """Sections for the docstring of a public name, of what its code declares."""
     if is_record(found):
@@ -106,9 +112,11 @@ def additions(found):
         left = {name: field for name, field in fields(found).items() if name not in told}
         if left:
             yield "Fields:"
-        for name, (hint, default, said) in left.items():
-            by_default = f" By default `{default}`." if default else ""
-            yield f"    {name} ({hint}): {' '.join(said.split())}{by_default}"
+        for name, field in left.items():
+            yield field_line(name, *field)
+            if issubclass(found, reported.Grouped) and is_record(found.__annotations__[name]):
+                group = fields(found.__annotations__[name])
+                yield from (field_line(f"{name}.{each}", *group[each]) for each in group)
     if parts.is_factory(found) and "Args:" not in (found.__doc__ or ""):
         options = parts.options_of(found)
         if options:
@@ -177,6 +185,8 @@ def page(name, found):
         return f"{title}\n{'=' * len(title)}\n\n{value}{entries(found)}\n"
     if inspect.isclass(found):
         directive, options = "autoclass", "   :members:\n"
+        if issubclass(found, reported.Grouped):
+            options += "   :inherited-members:\n"
         if is_record(found):  # their fields are told once, by `complete`
             options += f"   :exclude-members: {', '.join(fields(found))}\n"
     elif inspect.isroutine(found):

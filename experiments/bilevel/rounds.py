@@ -122,13 +122,13 @@ class _Records:
         numbers = {
             name: value
             for name in ("gap", "residual", "multiplier", "step_chosen")
-            if (value := getattr(line, name)) is not None
+            if (value := getattr(line.info, name)) is not None
         }
         found = {
             "step": steps,
-            "train_secs": line.start_secs + line.step_secs,
+            "train_secs": line.times.start_secs + line.times.step_secs,
             "validation_loss": line.eval["validation_loss"],
-            "lower_loss": line.lower_loss,
+            "lower_loss": line.info.lower_loss,
             **numbers,
             "test_accuracy": line.eval["test_accuracy"],
             "validation_accuracy": line.eval["validation_accuracy"],

@@ -52,7 +52,7 @@ def measure(run: Run, data_dir: str | None) -> dict[str, Any]:
         quotas: np.ndarray | None = None
         while not training.done(state):
             state, report = training.round(state)
-            if (line := report.read()).full or quotas is None:
+            if (line := report.read()).counts.full or quotas is None:
                 quotas = np.array(line.quotas)
             epoch = training.setup.stream.epoch(state.stream)
             if epoch > done and not epoch % every:

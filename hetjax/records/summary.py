@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from hetjax import starting, types
+from hetjax import reported, starting
 from hetjax.data import ledger as ledger_lib
 from hetjax.losses import loss as losses_lib
 from hetjax.records import evaluations
@@ -133,7 +133,7 @@ class TrainingSummary(Summary):
 
     def __init__(self, *args: Any, **fields: Any) -> None:
         super().__init__(*args, **fields)
-        self._lines: list[types.RoundReport] = []
+        self._lines: list[reported.RoundReport] = []
         self._epoch_sums: dict[int, np.ndarray] = {}  # epoch: (loss_sum, weight_sum)
         self._epoch_metrics: dict[int, dict[str, np.ndarray]] = {}  # the same of each metric
         self._references = np.zeros(3)  # sums over full rounds, where speeds are known
@@ -152,11 +152,11 @@ class TrainingSummary(Summary):
             "referenced": self._referenced,
         }
 
-    def go_on(self, about: dict[str, Any], lines: Sequence[types.RoundReport]) -> None:
+    def go_on(self, about: dict[str, Any], lines: Sequence[dict[str, Any]]) -> None:
         """Goes on from `save`, as a checkpoint has it, after the rounds of `lines`."""
         self.restore(about)
         saved = about["summary"]
-        self._lines = list(lines)
+        self._lines = [reported.from_plain(line) for line in lines]
         self._epoch_sums = {int(k): np.array(v, float) for k, v in saved["epoch_sums"].items()}
         self._epoch_metrics = {
             int(epoch): {name: np.array(pair, float) for name, pair in sums.items()}
@@ -164,34 +164,36 @@ class TrainingSummary(Summary):
         }
         self._references, self._referenced = np.array(saved["references"]), saved["referenced"]
 
-    def round_done(self, report: round_report.Report, **measured: Any) -> types.RoundReport:
+    def round_done(self, report: round_report.Report, **measured: Any) -> reported.RoundReport:
         """The line of a round, with what was measured after it; waits for its numbers."""
         self.step_done()
-        line = dataclasses.replace(report.read(), start_secs=self.clock, **measured)
+        read = report.read()
+        times = read.times._replace(start_secs=self.clock)
+        line = dataclasses.replace(read, times=times, **measured)
         sums = np.array([report.totals.loss_sum, report.totals.weight_sum], np.float64)
         self._epoch_sums[line.epoch] = self._epoch_sums.get(line.epoch, 0) + sums
         of_epoch = self._epoch_metrics.setdefault(line.epoch, {})
         for name, pair in dict(report.totals.metric_sums).items():
             of_epoch[name] = of_epoch.get(name, 0) + np.array(pair, np.float64)
-        if report.references is not None and line.full:
+        if report.references is not None and line.counts.full:
             self._references += report.references
             self._referenced += 1
-        self.clock += line.round_secs
+        self.clock += line.times.round_secs
         self._lines.append(line)
         return line
 
     @property
     def examples_skipped(self) -> int:
         """In microbatches that were not finite."""
-        return sum(line.skipped_examples for line in self._lines)
+        return sum(line.counts.skipped_examples for line in self._lines)
 
     def leads_from(self, lines: Sequence[dict[str, Any]]) -> None:
         """Goes on from the lines of who led before: the run's time is what they say it is."""
         for before, line in itertools.pairwise(lines):
             line["start_secs"] = before["start_secs"] + before["round_secs"]
-        self._lines = [types.from_plain(line) for line in lines]
+        self._lines = [reported.from_plain(line) for line in lines]
         if self._lines:
-            self.clock = self._lines[-1].start_secs + self._lines[-1].round_secs
+            self.clock = self._lines[-1].times.start_secs + self._lines[-1].times.round_secs
 
     def _metrics(self) -> dict[str, float]:
         """Of training, over the last epoch."""
@@ -201,14 +203,15 @@ class TrainingSummary(Summary):
     def as_dict(self, state: run_state.RunState, *, interrupted: bool) -> dict[str, Any]:
         """`summary.json`. Times are seconds; round means are over full rounds, if any."""
         lines, stream, ledger = self._lines, state.stream, state.stream.ledger
-        timed = [line for line in lines if line.full] or lines
-        round_secs = np.array([line.round_secs for line in timed])
+        timed = [line for line in lines if line.counts.full] or lines
+        round_secs = np.array([line.times.round_secs for line in timed])
         longest = np.array([_longest_secs(line) for line in timed])
-        waiting = np.array([line.waiting_fraction for line in timed]) @ longest
-        microbatches = sum(sum(line.microbatches_done) for line in lines)
+        waiting = np.array([line.times.waiting_fraction for line in timed]) @ longest
+        microbatches = sum(sum(line.workers.microbatches_done) for line in lines)
         sums = self._epoch_sums[max(self._epoch_sums)] if lines else np.array([np.nan, 1.0])
-        exchanges = [line.exchange_secs for line in timed if line.exchange_secs is not None]
-        without = sum(line.weight_sum is not None for line in lines)
+        exchanges = [x for line in timed if (x := line.times.exchange_secs) is not None]
+        sent = [line.counts.bytes_sent for line in lines]
+        without = sum(line.update.weight_sum is not None for line in lines)
         dropped = self._setup.stream.dropped(stream)
         out: dict[str, Any] = {
             "train_loss": None if sums[1] <= 0 else float(sums[0] / sums[1]),
@@ -229,12 +232,10 @@ class TrainingSummary(Summary):
             "round_secs_median": float(np.median(round_secs)) if len(timed) else None,
             **({"exchange_secs_mean": float(np.mean(exchanges))} if exchanges else {}),
             "examples_per_sec": stream.examples_processed / self.clock if self.clock else None,
-            "bytes_sent_per_round": float(np.mean([line.bytes_sent for line in lines]))
-            if lines
-            else None,
+            "bytes_sent_per_round": float(np.mean(sent)) if lines else None,
             "waiting_fraction": float(waiting / longest.sum()) if len(timed) else None,
             "quotas": timed[-1].quotas if timed else [],
-            "overrun_fraction": sum(line.overruns for line in lines) / max(microbatches, 1),
+            "overrun_fraction": sum(line.counts.overruns for line in lines) / max(microbatches, 1),
             **self._of_run(first="first_round", interrupted=interrupted),
             **({"notes": self._setup.notes} if self._setup.notes else {}),
         }
@@ -269,9 +270,7 @@ def _each(numbers: Iterable[float]) -> list[str]:
     return [repr(float(number)) for number in numbers]
 
 
-def _longest_secs(line: types.RoundReport) -> float:
+def _longest_secs(line: reported.RoundReport) -> float:
     """Of compute, and of its process beside it: what `waiting_fraction` is a fraction of."""
-    busy_secs = np.asarray(line.compute_secs)
-    if line.host_secs is not None:
-        busy_secs = busy_secs + line.host_secs
-    return max(line.local_secs, float(busy_secs.max()))
+    busy_secs = np.add(line.workers.compute_secs, line.workers.host_secs or 0.0)
+    return max(line.times.local_secs, float(busy_secs.max()))

@@ -8,7 +8,7 @@ from typing import Any, TextIO
 
 from hetjax import paths, whole
 from hetjax.config import recorded
-from hetjax.types import plain
+from hetjax.reported import plain
 
 METRICS, SUMMARY, REPORT = "metrics.jsonl", "summary.json", "report.html"
 

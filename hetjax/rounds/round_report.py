@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from hetjax import debugging, types
+from hetjax import debugging, reported, types
 from hetjax import mesh as mesh_lib
 from hetjax import parts as parts_lib
 from hetjax.data import stream
@@ -88,7 +88,7 @@ class Report:
         self._examples, self._examples_processed = examples, examples_processed
         self._round_secs: float | None = None
         self._exchange_secs: float | None = None
-        self._line: types.RoundReport | None = None
+        self._line: reported.RoundReport | None = None
 
     @property
     def done(self) -> stream.Assignment:
@@ -149,12 +149,11 @@ class Report:
         if not found:
             return {}
         values = {name: float(x) for name, x in found.values.items()}
-        numbers = {"left_out": float(found.left_out or 0)}
-        numbers |= {name: float(x) for name, x in zip(found._fields[:3], found, strict=False)}
+        numbers = {name: float(x or 0) for name, x in found._replace(values=0)._asdict().items()}
         numbers = {name: x for name, x in numbers.items() if not math.isnan(x)}
-        return numbers | ({"values": values} if values else {})
+        return numbers | {"values": values or None}
 
-    def read(self) -> types.RoundReport:
+    def read(self) -> reported.RoundReport:
         """All of it on the host; waits for it.
 
         Raises:
@@ -276,7 +275,7 @@ class Report:
                 "finite ones"
             )
 
-    def _read(self) -> types.RoundReport:
+    def _read(self) -> reported.RoundReport:
         plan, metrics = self._plan, self.totals
         work, present = self._work, plan.caps > 0
         if not np.array_equal(metrics.microbatches_done, work.microbatches_done):
@@ -290,12 +289,11 @@ class Report:
         waiting = (longest - busy_secs)[present]
         methods = self._setup.methods
         step = self._step()
-        left_out = bool(step.pop("left_out", 0))
-        counted = 0 if left_out else int(metrics.example_count.sum())
+        counted = 0 if step.pop("left_out", 0) else int(metrics.example_count.sum())
         copies = methods.reducer.copies_sent(plan.active)
         if plan.signed and methods.observer is not None:
             copies += methods.observer.copies_sent
-        return types.RoundReport(
+        return reported.RoundReport.of(
             round=plan.local.round_index or 0,
             epoch=self._epoch,
             examples=self._examples,

@@ -56,7 +56,7 @@ class Run(engine.Engine):
         ...     while not run.done(state):
         ...         state, report = run.round(state)
         ...     params, _ = run.params(state)
-        >>> np.round(params, 2).tolist(), report.read().examples_processed
+        >>> np.round(params, 2).tolist(), report.read().counts.examples_processed
         ([1.0, -2.0, 3.0], 2560)
     """
 

@@ -11,7 +11,7 @@ import jax
 import optax
 
 from hetjax import mesh as mesh_lib
-from hetjax import starting, types
+from hetjax import reported, starting, types
 from hetjax.config import experiment as config_lib
 from hetjax.data import sources
 from hetjax.inputs import refusals as inputs
@@ -38,7 +38,7 @@ def fit(
     eval_source: Any = None,
     eval_sources: Mapping[str, Any] | None = None,
     metrics_fn: evaluate_lib.MetricsFn | None = None,
-    callbacks: Sequence[Callable[[types.RoundReport], Any]] = (),
+    callbacks: Sequence[Callable[[reported.RoundReport], Any]] = (),
     model_state: types.PyTree | None = None,
     state_reduce: Mapping[str, str] | None = None,
     frozen: types.PyTree | None = None,

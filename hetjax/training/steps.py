@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from hetjax import mesh as mesh_lib
-from hetjax import messages, report, types
+from hetjax import messages, report, reported, types
 from hetjax.checkpoints import checkpoint, leaves
 from hetjax.processes import gathering
 from hetjax.records import evaluations, results, workdir
@@ -71,13 +71,12 @@ class Training(task_lib.Task):
     ) -> None:
         self._run.init(train=self._init_state)
         self.state, self.best = self._run.go_on(saved)
-        read = [types.from_plain(line) for line in lines["metrics"]]
-        self.summary.go_on(saved.about, read)
+        self.summary.go_on(saved.about, lines["metrics"])
         self.summary.examples_recomputed = saved.about["examples_recomputed"] + later
         self._begins_at = self.state.stream.examples_processed
 
     def examples_of(self, line: workdir.Line) -> int:
-        return types.from_plain(line).examples
+        return reported.from_plain(line).counts.examples
 
     def bar(self) -> dict[str, Any]:
         config, of_epochs = self._run.config, self._of_epochs
@@ -173,9 +172,7 @@ class Training(task_lib.Task):
                 train = jax.device_get(mesh_lib.own_row(self.state.train))
                 self.best = resume.best_from_arrays(arrays, train, self.setup)
             if 0 < self._evaluated_at <= len(lines):  # who evaluated may not have written it
-                line = types.from_plain(lines[self._evaluated_at - 1])
-                line = dataclasses.replace(line, eval=values)
-                lines[self._evaluated_at - 1].update(line.to_plain())
+                lines[self._evaluated_at - 1]["eval"] = reported.plain(values)
             elif self._evaluated_at == self.steps_done:
                 self._measured["eval"] = values
         if self.evaluate and due_at > self._evaluated_at and self._pending is not None:
@@ -203,9 +200,7 @@ class Training(task_lib.Task):
                 found.append(self.evaluate(*placed, after=after))
         return evaluations.worst(self.evaluate.names, found)
 
-    def line(
-        self,
-    ) -> tuple[types.RoundReport, list[tuple[str, workdir.Line]], str, int] | None:
+    def line(self) -> task_lib.Told | None:
         self._checked, self._pending = self._pending, None
         measured, self._measured = self._measured, {}
         if self._checked is None:
@@ -213,19 +208,19 @@ class Training(task_lib.Task):
         line = self.summary.round_done(self._checked, **measured)
         quotas = ",".join(map(str, line.quotas[:8])) + (",…" if len(line.quotas) > 8 else "")
         loss = "no loss" if np.isnan(line.loss) else f"loss {line.loss:.3f}"
-        text = f"{loss}{_few(line.metrics)} quotas {quotas} waiting {line.waiting_fraction:.0%}"
-        return line, [], text, line.examples
+        text = f"{loss}{_few(line.metrics)} quotas {quotas} "
+        return line, [], f"{text}waiting {line.times.waiting_fraction:.0%}", line.counts.examples
 
-    def check(self, report: types.RoundReport) -> None:
+    def check(self, report: reported.RoundReport) -> None:
         assert self._checked is not None
         self._checked.check()
         self._checked = None
-        if report.weight_sum is None or not self.setup.where.leads or self._told_of_weights:
+        if report.update.weight_sum is None or not self.setup.where.leads or self._told_of_weights:
             return
         self._told_of_weights = True
-        why = f"the weights of its examples add up to {report.weight_sum:g}"
+        why = f"the weights of its examples add up to {report.update.weight_sum:g}"
         how = self._run.config.nonfinite
-        if report.skipped_examples == report.examples:
+        if report.counts.skipped_examples == report.counts.examples:
             why = f"none of its microbatches is finite, and nonfinite={how!r} leaves them out"
         messages.say(f"round {report.round}: {why}, so it made no update")
 
@@ -236,7 +231,7 @@ class Training(task_lib.Task):
         return [told] if skipped else []
 
     @contextlib.contextmanager
-    def shown(self, report: types.RoundReport) -> Iterator[types.RoundReport]:
+    def shown(self, report: reported.RoundReport) -> Iterator[reported.RoundReport]:
         state: RunState | None = self.state
 
         def of_train(name: str) -> types.PyTree:
@@ -250,17 +245,19 @@ class Training(task_lib.Task):
         def of_average(name: str, of: str) -> types.PyTree:
             average = of_train("average")
             if not average:
-                raise ValueError(f"report.ema_{of}: {types.NO_AVERAGE}")
+                raise ValueError(f"report.state.ema_{of}: {types.NO_AVERAGE}")
             like = getattr(self.setup.begun, of)
             return state_lib.narrowed(getattr(average, name), like)
 
         yield dataclasses.replace(
             report,
             params=functools.partial(of_train, "params"),
-            model_state=functools.partial(of_train, "model_state"),
-            opt_state=functools.partial(of_train, "opt_state"),
-            ema_params=functools.partial(of_average, "params", "params"),
-            ema_model_state=functools.partial(of_average, "state", "model_state"),
+            state=reported.RoundStates(
+                opt_state=functools.partial(of_train, "opt_state"),
+                model_state=functools.partial(of_train, "model_state"),
+                ema_params=functools.partial(of_average, "params", "params"),
+                ema_model_state=functools.partial(of_average, "state", "model_state"),
+            ),
         )
         state = None  # its buffers are the next round's
 

@@ -15,6 +15,9 @@ from hetjax.rounds import setup as setup_lib
 
 Asks = Callable[[], gathering.Request]
 """What this process asks of all of them, when a round begins."""
+Told = tuple[Any, list[tuple[str, workdir.Line]], str, int]
+"""Of a step: its report, lines of other files with their names, a text for the bar, and by how much
+the bar moves."""
 
 
 class Task(Protocol):
@@ -166,13 +169,8 @@ class Task(Protocol):
     def measure_at_end(self) -> None:
         """Evaluates after the last step, where that was not done."""
 
-    def line(self) -> tuple[Any, list[tuple[str, workdir.Line]], str, int] | None:
-        """Of the newest step that has none yet; None: there is no such step.
-
-        Returns:
-            the report, lines of other files with their names, a text for the bar, and by how much
-            the bar moves.
-        """
+    def line(self) -> Told | None:
+        """Of the newest step that has none yet; None: there is no such step."""
 
     def check(self, report: Any) -> None:
         """Looks at a step whose line is written; raises where it went wrong, or tells."""

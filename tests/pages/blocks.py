@@ -16,7 +16,7 @@ README = ROOT / "README.md"
 DOCS = [
     path for path in sorted((ROOT / "docs").rglob("*.md")) if "generated" not in path.parts
 ]  # those that are generated are made of what else is tested
-PAGES = [README, ROOT / "BUILD.md", *DOCS]
+PAGES = [README, *(ROOT / f"{name}.md" for name in ("BUILD", "CONTRIBUTING", "SECURITY")), *DOCS]
 
 _BLOCK = re.compile(
     r"(?:^[ ]*<!-- not run: (?P<why>[^>]+?) -->\n+)?"

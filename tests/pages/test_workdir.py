@@ -1,7 +1,6 @@
 """The page of the files of a workdir, against what runs write into theirs."""
 
 import ast
-import dataclasses
 import inspect
 import json
 import re
@@ -12,7 +11,7 @@ import optax
 import pytest
 
 import hetjax
-from hetjax import bilevel, types
+from hetjax import bilevel, reported
 from hetjax.bilevel.rounds import outer_report
 from hetjax.records import summary
 from tests.pages.blocks import ROOT
@@ -22,16 +21,28 @@ PAGE = (ROOT / "docs/reference/workdir.md").read_text()
 OF_BILEVEL = ("metrics.jsonl` of `fit_bilevel", "summary.json` of `fit_bilevel")
 
 
+def section(title):
+    (found,) = (s for s in re.split(r"^## ", PAGE, flags=re.M) if s.startswith(f"`{title}`"))
+    return found
+
+
 def fields(title):
     """The fields in the table of a section."""
-    (section,) = (s for s in re.split(r"^## ", PAGE, flags=re.M) if s.startswith(f"`{title}`"))
-    cells = re.findall(r"^\| (`.*?) \|", section, re.MULTILINE)
+    cells = re.findall(r"^\| (`.*?) \|", section(title), re.MULTILINE)
     return [name for cell in cells for name in re.findall(r"`(\w+)`", cell)]
 
 
+def groups_of(report):
+    """The fields of a report's groups; none of what only a callback may ask for."""
+    kinds = report.__annotations__.items()
+    return {name: plain_fields(kind) for name, kind in kinds if hasattr(kind, "_fields")}
+
+
 def plain_fields(report):
-    """Of a report's line: without what only a callback may ask for."""
-    return {each.name for each in dataclasses.fields(report) if "Callable" not in str(each.type)}
+    """Of a report's line, those of its groups among them."""
+    kinds, groups = report.__annotations__.items(), groups_of(report)
+    own = {name for name, kind in kinds if "Callable" not in str(kind)}
+    return (own - groups.keys()).union(*groups.values())
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +110,7 @@ def test_each_file_of_a_workdir_is_told(workdirs):
 
 def test_the_fields_of_a_round_are_those_of_its_line(workdirs):
     told = fields("metrics.jsonl` of `fit")
-    assert set(told) == plain_fields(types.RoundReport)
+    assert set(told) == plain_fields(reported.RoundReport)
     always = set(told[: told.index("optimal_round_secs")])
     for name in ("plain", "gossip"):
         for line in lines(workdirs / name / "metrics.jsonl"):
@@ -117,6 +128,16 @@ def test_the_fields_of_an_outer_step_are_those_of_its_line(workdirs):
         for line in lines(workdirs / f"bilevel/{level}_rounds.jsonl"):
             assert {"step", "level", "request", "is_new"} <= line.keys() <= of_rounds
             assert line["level"] == level
+
+
+def test_the_groups_of_a_report_are_told():
+    for title, report in (
+        ("metrics.jsonl` of `fit", reported.RoundReport),
+        (OF_BILEVEL[0], outer_report.OuterReport),
+    ):
+        items = re.findall(r"^- (.*)", section(title), re.MULTILINE)
+        told = {group: set(own) for group, *own in (re.findall(r"`(\w+)`", x) for x in items)}
+        assert told == {group: own for group, own in groups_of(report).items() if own}
 
 
 def patterns(names):

@@ -50,7 +50,7 @@ def test_a_callback_is_shown_the_optimizers_state(float64):
         weights(),
         optimizer,
         examples(),
-        callbacks=[lambda report: shown.append(report.opt_state())],
+        callbacks=[lambda report: shown.append(report.state.opt_state())],
         **fields,
     )
     noise, (trace, _) = shown[-1]
@@ -67,9 +67,9 @@ class Shown:
         self.models, self.averages, self.counts = [], [], []
 
     def __call__(self, report):
-        self.models.append(as_numpy((report.params(), report.model_state())))
-        self.averages.append(as_numpy((report.ema_params(), report.ema_model_state())))
-        self.counts.append([int(leaf) for leaf in jax.tree.leaves(report.opt_state())])
+        self.models.append(as_numpy((report.params(), report.state.model_state())))
+        self.averages.append(as_numpy((report.state.ema_params(), report.state.ema_model_state())))
+        self.counts.append([int(leaf) for leaf in jax.tree.leaves(report.state.opt_state())])
 
 
 def test_the_average_is_the_recursion_over_the_rounds(float64, tmp_path):
@@ -222,6 +222,6 @@ def test_what_cannot_be_averaged_is_refused():
 
 def test_without_an_average_it_is_said_how_to_get_one(float64):
     with pytest.raises(ValueError, match="keeps no average; give ema="):
-        fit(max_rounds=2, callbacks=[lambda report: report.ema_params()])
+        fit(max_rounds=2, callbacks=[lambda report: report.state.ema_params()])
     with pytest.raises(ValueError, match=r"Run: ema=0\.9 with optimizer=None"):
         hetjax.Run(lambda *_: None, weights(), None, examples(), ema=EMA)

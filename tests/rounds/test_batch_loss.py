@@ -88,10 +88,10 @@ def test_each_round_is_that_of_one_device_with_the_whole_batch(name, float64):
             np.testing.assert_allclose(found, before - RATE * grads, rtol=0, atol=1e-12)
             assert report.read().loss == pytest.approx(float(loss), abs=1e-12)
             assert np.abs(found - before).max() > 1e-6
-            examples, rounds = examples + report.read().examples, rounds + 1
+            examples, rounds = examples + report.read().counts.examples, rounds + 1
             quotas.add(tuple(report.done.quotas))
             sizes.update((row >= 0).sum() for row in report.done.example_ids)
-            closed += sum(report.read().microbatches_done) < sum(report.read().quotas)
+            closed += sum(report.read().workers.microbatches_done) < sum(report.read().quotas)
     assert (examples, rounds) == (70, state.rounds_done)
     assert sizes == {SIZE, 70 % SIZE}
     assert len(quotas) > 1
@@ -103,9 +103,9 @@ def test_the_times_of_a_round_are_those_of_both_passes(float64):
     with run(quota=STATIC, local="virtual") as training:
         _, report = training.round(training.init())
         each = np.multiply(report.read().quotas, VIRTUAL["secs_per_microbatch"])
-        assert report.read().compute_secs == (2 * each).tolist()
-        assert report.read().local_secs == 2 * each.max()
-        assert report.read().optimal_round_secs == 2 * 4  # of 4, 2, 1 and 1 microbatches
+        assert report.read().workers.compute_secs == (2 * each).tolist()
+        assert report.read().times.local_secs == 2 * each.max()
+        assert report.read().times.optimal_round_secs == 2 * 4  # of 4, 2, 1 and 1 microbatches
 
 
 def test_the_loss_is_the_same_to_the_bit_whatever_the_quotas_are(float64):

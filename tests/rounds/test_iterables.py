@@ -138,7 +138,7 @@ def test_a_run_that_steps_says_that_the_iterable_has_ended():
         state = run.init()
         while not run.done(state):
             state, report = run.round(state)
-        assert report.read().examples_processed == 20
+        assert report.read().counts.examples_processed == 20
         with pytest.raises(ValueError, match="the generator ended in epoch 0: 20 examples"):
             run.round(state)
 

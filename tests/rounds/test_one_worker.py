@@ -32,7 +32,11 @@ def test_a_policy_of_ones_own_is_asked_and_none_of_hetjax():
         for _ in range(4):  # the third ends the epoch
             state, report = run.round(state)
             other, expected = like.round(other)
-            assert report.read().quotas == expected.read().quotas == report.read().microbatches_done
+            assert (
+                report.read().quotas
+                == expected.read().quotas
+                == report.read().workers.microbatches_done
+            )
         np.testing.assert_array_equal(run.params(state)[0], like.params(other)[0])
     assert asked == [4, 4, 4, 4]
     jax.tree.map(np.testing.assert_array_equal, begun, other.rounds.policies)

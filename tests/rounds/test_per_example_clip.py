@@ -105,7 +105,7 @@ def test_a_round_updates_by_the_mean_of_its_clipped_examples(loss_fn, fields):
         params = optax.apply_updates(params, updates)
         for name, leaf in params.items():
             np.testing.assert_allclose(after[name], leaf, rtol=0, atol=1e-12)
-        counts.append(report.examples)
+        counts.append(report.counts.examples)
         differ += (np.asarray(raw["b"]) != np.asarray(grads["b"])).any(1).tolist()
     assert 0.2 < np.mean(differ) < 1
     if "quota" not in fields:

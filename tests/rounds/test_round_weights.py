@@ -54,7 +54,7 @@ def test_a_round_whose_shards_weigh_nothing_makes_no_update(reducer, tmp_path):
         state, report = run.round(run.init())
         np.testing.assert_array_equal(run.params(state)[0], np.zeros(3))
         nothing = -0.05 if reducer == "all_reduce" else 0  # of each worker's own
-        assert report.read().weight_sum == pytest.approx(nothing)
+        assert report.read().update.weight_sum == pytest.approx(nothing)
 
 
 def test_single_negative_weights_are_weights_like_others(capsys):

@@ -55,7 +55,7 @@ def test_rounds_by_hand_are_those_of_fit(local):
         [line["loss"] for line in fitted.history], rel=1e-8
     )
     for name in ("quotas", "microbatches_done", "examples_processed", "epoch", "bytes_sent"):
-        assert [getattr(each, name) for each in lines] == [line[name] for line in fitted.history]
+        assert [each.to_plain()[name] for each in lines] == [line[name] for line in fitted.history]
 
 
 def test_a_spent_state_is_refused_and_nothing_is_computed():
@@ -89,20 +89,20 @@ def test_a_report_waits_when_it_is_read_and_knows_what_fit_tells():
         state, report = run.round(run.init())
         line = report.read()
         assert line.round == 0
-        assert sum(line.microbatches_done) == 8
-        assert line.round_secs == max(line.compute_secs)  # of the virtual clock
+        assert sum(line.workers.microbatches_done) == 8
+        assert line.times.round_secs == max(line.workers.compute_secs)  # of the virtual clock
         assert report.read() is line
         _, following = run.round(state)
-        assert following.read().examples_processed == 64 - 3
+        assert following.read().counts.examples_processed == 64 - 3
 
 
 def test_a_round_ends_when_the_next_begins():
     with make(cluster={"num_workers": 4}) as run:
         state, report = run.round(run.init())
         state, _ = run.round(state)
-        secs = report.read().round_secs
+        secs = report.read().times.round_secs
         run.round(state)
-        assert report.read().round_secs == secs > 0
+        assert report.read().times.round_secs == secs > 0
 
 
 def test_a_round_that_is_not_finite_is_told_by_the_next():
@@ -215,7 +215,7 @@ def test_a_batch_is_done_again_by_other_quotas_with_the_same_sum():
         for _ in range(3):
             state, again = run.round(state, kind="product", given=vector, again=held)
         assert again.read().quotas != first.read().quotas
-        assert again.read().examples == first.read().examples
+        assert again.read().counts.examples == first.read().counts.examples
         np.testing.assert_allclose(np.asarray(again.mean)[0], mean, rtol=1e-5, atol=1e-7)
         assert state.stream is stream  # no example of the order was taken, none was counted
         others = held._replace(example_ids=np.tile(held.example_ids, (9, 1)))

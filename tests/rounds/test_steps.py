@@ -40,11 +40,11 @@ def test_norms_are_those_of_the_update_that_was_made(local):
     for report, after in seen:
         update = after - before
         gradient = -update / RATE - 0.9 * momentum
-        assert report.update_norm == pytest.approx(np.linalg.norm(update), rel=1e-12)
-        assert report.grad_norm == pytest.approx(np.linalg.norm(gradient), rel=1e-10)
+        assert report.update.update_norm == pytest.approx(np.linalg.norm(update), rel=1e-12)
+        assert report.update.grad_norm == pytest.approx(np.linalg.norm(gradient), rel=1e-10)
         before, momentum = after, -update / RATE
     np.testing.assert_array_equal(before, result.params)
-    assert result.history[-1]["grad_norm"] == pytest.approx(seen[-1][0].grad_norm, rel=1e-8)
+    assert result.history[-1]["grad_norm"] == pytest.approx(seen[-1][0].update.grad_norm, rel=1e-8)
 
 
 @pytest.mark.parametrize("local", LOCALS)
@@ -76,8 +76,8 @@ def test_gossiping_workers_tell_their_mean(local):
         assert report.read().quotas[3] == 0
         assert norms[3] == pytest.approx(0, abs=1e-14)
         assert len(set(norms.round(6))) == 4
-        assert report.read().update_norm == pytest.approx(norms[:3].mean(), rel=1e-10)
-        assert report.read().grad_norm == pytest.approx(norms[:3].mean() / RATE, rel=1e-10)
+        assert report.read().update.update_norm == pytest.approx(norms[:3].mean(), rel=1e-10)
+        assert report.read().update.grad_norm == pytest.approx(norms[:3].mean() / RATE, rel=1e-10)
 
 
 @pytest.mark.parametrize("local", LOCALS)
@@ -111,7 +111,9 @@ def test_a_round_without_weight_moves_nothing():
         "stepped",
         optimizer=optax.chain(optax.sgd(RATE), optax.add_decayed_weights(0.1)),
         loss_fn=weightless,
-        callbacks=[lambda report: seen.append((report.update_norm, report.grad_norm))],
+        callbacks=[
+            lambda report: seen.append((report.update.update_norm, report.update.grad_norm))
+        ],
     )
     assert seen == [(0.0, 0.0)] * 4
     np.testing.assert_array_equal(result.params, problems.initial_weights())
@@ -170,6 +172,6 @@ def test_a_loop_of_ones_own_asks_the_run():
         budget=8,
     ) as stepped:
         _, report = stepped.round(stepped.init())
-        assert report.read().grad_norm > 0
+        assert report.read().update.grad_norm > 0
         with pytest.raises(ValueError, match=r"run\.params\(state\)"):
             report.read().params()

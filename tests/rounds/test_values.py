@@ -237,7 +237,7 @@ def test_the_dynamic_loss_scale_of_jmp():
             assert line.values["0"] == float(scale.loss_scale)
             parts = [{name: leaf[each] for name, leaf in data.items()} for each in ids]
             (weights, state), scale, finite = step(weights, state, scale, parts)
-            assert line.skipped_examples == (0 if finite else 16)
+            assert line.counts.skipped_examples == (0 if finite else 16)
             skipped += not finite
         np.testing.assert_allclose(run.params(now)[0], weights, rtol=1e-5)
     assert 10 < skipped < 100

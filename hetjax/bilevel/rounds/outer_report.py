@@ -3,61 +3,91 @@
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from hetjax import types
+from hetjax import reported, types
 from hetjax.bilevel.rounds import level
 from hetjax.bilevel.rounds import run as run_lib
-from hetjax.types import plain
 
 
 def _no_variables() -> types.PyTree:
     raise ValueError("report.x and report.y: a callback asks for them while it runs")
 
 
+class OuterCounts(NamedTuple):
+    """What the rounds of an outer step did."""
+
+    rounds: int
+    """Of both levels."""
+    examples: dict[str, int]
+    """Processed, of each level; those done again count too."""
+    revisits: dict[str, int]
+    """Of them, in rounds of a batch that was held."""
+    bytes_sent: float
+    """Bytes by all workers, as the reducer counts them."""
+
+
+class OuterTimes(NamedTuple):
+    """When an outer step was; seconds of the run's clock."""
+
+    start_secs: float
+    """When its first round began."""
+    step_secs: float
+    """Seconds of its rounds, each to the start of the next one."""
+    waiting_fraction: float
+    """0 to 1: of the workers' time."""
+
+
+class OuterInfo(NamedTuple):
+    """What the estimator found beside the hypergradient; None where it has no such thing."""
+
+    lower_loss: float | None = None
+    """f, of a value gap at the end, else before the last lower step."""
+    gap: float | None = None
+    """f(x, y) - f(x, z), of a value gap."""
+    residual: float | None = None
+    """Of the linear system, over the norm of its right side."""
+    multiplier: float | None = None
+    """Of the gap."""
+    step_chosen: float | None = None
+    """The lower step that was taken."""
+    curvature: float | None = None
+    """The least that conjugate gradients met."""
+    crossed: float | None = None
+    """Lower steps that a barrier halved."""
+    stood: float | None = None
+    """Lower steps that a barrier let stand."""
+
+
 @dataclasses.dataclass(frozen=True)
-class OuterReport:
+class OuterReport(reported.Grouped):
     """One outer step, on the host: a line of `metrics.jsonl`, and what callbacks are given.
 
     Numbers are at the upper variable before the step's update.
     """
 
-    step: int  # from 0
-    upper_loss: float  # F at the lower variable that was reached; NaN where nobody asks for it
+    step: int
+    """Number of the outer step, from 0."""
+    upper_loss: float
+    """F at the lower variable that was reached; NaN where nobody asks for it."""
     hypergradient_norm: float
-    rounds: int
-    examples: dict[str, int]  # processed, of each level; those done again count too
-    revisits: dict[str, int]  # of them, in rounds of a batch that was held
-    start_secs: float
-    step_secs: float  # of its rounds, each to the start of the next one
-    waiting_fraction: float  # of the workers' time
-    bytes_sent: float  # by all workers, as the reducer counts them
-    lower_loss: float | None = None
-    gap: float | None = None
-    residual: float | None = None
-    multiplier: float | None = None
-    step_chosen: float | None = None
-    curvature: float | None = None
-    crossed: float | None = None
-    stood: float | None = None
-    eval: dict[str, float] | None = None  # by name, where it was evaluated after this outer step
+    """Euclidean."""
+    counts: OuterCounts
+    """What its rounds did: examples, bytes."""
+    times: OuterTimes
+    """When it was, and how long it took."""
+    info: OuterInfo
+    """What the estimator found beside the hypergradient."""
+    eval: dict[str, float] | None = None
+    """By name, where it was evaluated after this outer step."""
     kinds: dict[str, dict[str, Any]] | None = None
     """Of each kind of round of a level: `rounds`, `secs`, `bytes_sent`, and the last `quotas`."""
-    x: Callable[[], types.PyTree] = types.while_called(_no_variables)
+    x: Callable[[], types.PyTree] = reported.while_called(_no_variables)
     """`report.x()` is the upper variable after the step. For a callback, while it runs."""
-    y: Callable[[], types.PyTree] = types.while_called(_no_variables)
+    y: Callable[[], types.PyTree] = reported.while_called(_no_variables)
     """`report.y()` is the lower variable after the step. For a callback, while it runs."""
-
-    def to_plain(self) -> dict[str, Any]:
-        """As JSON holds it, without fields that are None; not-finite numbers are None.
-
-        Returns:
-            `{name: value}`, of numbers, texts, lists and dicts of them.
-        """
-        given = {name: value for name, value in vars(self).items() if name not in ("x", "y")}
-        return {name: plain(value) for name, value in given.items() if value is not None}
 
 
 RoundLine = dict[str, Any]
@@ -67,16 +97,16 @@ def of_rounds(step: run_lib.OuterStep, index: int, start_secs: float) -> list[Ro
     """A line a round, as `RoundReport` has it, with its level and what was asked."""
     lines = []
     for asked in step.asked:
-        read = dataclasses.replace(
-            asked.report.read(), start_secs=start_secs, bytes_sent=round(asked.bytes_sent)
-        )
-        start_secs += read.round_secs
+        read = asked.report.read()
         of_round = {
+            "start_secs": reported.plain(start_secs),
+            "bytes_sent": round(asked.bytes_sent),
             "step": index,
             "level": asked.what.level,
             "request": level.kind_name(asked.what),
             "is_new": asked.what.is_new,
         }
+        start_secs += read.times.round_secs
         lines.append(read.to_plain() | of_round)
     return lines
 
@@ -105,15 +135,11 @@ def of_step(
     waiting = np.array([line["waiting_fraction"] for line in rounds])
     kinds: dict[str, dict[str, Any]] = {}
     for line in rounds:
-        name = f"{line['level']}: {line['request']}"
-        kind = kinds.setdefault(name, {"rounds": 0, "secs": 0.0, "bytes_sent": 0})
-        kind["rounds"] += 1
-        kind["secs"] += line["round_secs"]
-        kind["bytes_sent"] += line["bytes_sent"]
-        kind["quotas"] = line["quotas"]
+        found = {"rounds": 1, "secs": line["round_secs"], **line}
+        add_kind(kinds, f"{line['level']}: {line['request']}", found)
     always = ("upper_loss", "hypergradient_norm")
     known: dict[str, Any] = {k: v for k, v in numbers.items() if k in always or not math.isnan(v)}
-    return OuterReport(
+    return OuterReport.of(
         step=index,
         rounds=len(rounds),
         examples={k: sum(line["examples"] for line in own) for k, own in of_level.items()},
@@ -126,6 +152,14 @@ def of_step(
         kinds=kinds,
         **known,
     )
+
+
+def add_kind(kinds: dict[str, dict[str, Any]], name: str, found: dict[str, Any]) -> None:
+    """Adds what rounds of a kind took to `OuterReport.kinds`."""
+    kind = kinds.setdefault(name, {"rounds": 0, "secs": 0.0, "bytes_sent": 0})
+    for number in ("rounds", "secs", "bytes_sent"):
+        kind[number] += found[number]
+    kind["quotas"] = found["quotas"]
 
 
 def numbers_of(info: dict[str, Any]) -> dict[str, float]:

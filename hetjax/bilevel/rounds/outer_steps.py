@@ -150,9 +150,7 @@ class OuterSteps(task_lib.Task):
             self.best = params
         return values
 
-    def line(
-        self,
-    ) -> tuple[outer_report.OuterReport, list[tuple[str, workdir.Line]], str, int] | None:
+    def line(self) -> task_lib.Told | None:
         step, self._step = self._step, None
         if step is None:
             return None
@@ -161,9 +159,9 @@ class OuterSteps(task_lib.Task):
         line = outer_report.of_step(step, index, rounds, numbers=self._numbers, eval=self._eval)
         self.summary.take(line)
         self._rounds += rounds
-        gap = "" if line.gap is None else f" gap {line.gap:.3g}"
+        gap = "" if line.info.gap is None else f" gap {line.info.gap:.3g}"
         upper = "" if math.isnan(line.upper_loss) else f"F {line.upper_loss:.4f}{gap} "
-        text = f"{upper}waiting {line.waiting_fraction:.0%}"
+        text = f"{upper}waiting {line.times.waiting_fraction:.0%}"
         return line, [(of_round["level"], of_round) for of_round in rounds], text, 1
 
     @contextlib.contextmanager

@@ -42,19 +42,17 @@ class BilevelSummary(summary.Summary):
     def take(self, line: outer_report.OuterReport) -> None:
         """Takes the line of a step in."""
         self.step_done()
-        self.clock += line.step_secs
-        self._totals["rounds"] += line.rounds
-        self._totals["bytes_sent"] += line.bytes_sent
-        self._totals["waiting_secs"] += line.waiting_fraction * line.step_secs
-        for name, of_kind in (line.kinds or {}).items():
-            kind = self._kinds.setdefault(name, {"rounds": 0, "secs": 0.0, "bytes_sent": 0})
-            for number in ("rounds", "secs", "bytes_sent"):
-                kind[number] += of_kind[number]
-            kind["quotas"] = of_kind["quotas"]
-        if line.crossed:
-            self._totals["crossed"] = self.crossed + int(line.crossed)
+        self.clock += line.times.step_secs
+        self._totals["rounds"] += line.counts.rounds
+        self._totals["bytes_sent"] += line.counts.bytes_sent
+        self._totals["waiting_secs"] += line.times.waiting_fraction * line.times.step_secs
+        for name, kind in (line.kinds or {}).items():
+            outer_report.add_kind(self._kinds, name, kind)
+        if line.info.crossed:
+            self._totals["crossed"] = self.crossed + int(line.info.crossed)
+        found = {UPPER_LOSS: line.upper_loss, **line.info._asdict()}
         names = (UPPER_LOSS, "lower_loss", "gap", "residual", "multiplier")
-        self._last = {n: value for n in names if (value := getattr(line, n)) is not None}
+        self._last = {name: found[name] for name in names if found[name] is not None}
 
     @property
     def crossed(self) -> int:
