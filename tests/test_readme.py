@@ -1,10 +1,12 @@
 """The README: short, its programs run, its figures are those that were measured."""
 
 import ast
+import collections
 import re
 
 import pytest
 
+from experiments.benchmarks.rows import read as read_rows
 from hetjax.cluster import emulate
 from tests.own_parts import policy
 from tests.pages.blocks import README, ROOT, blocks, run
@@ -63,16 +65,28 @@ def test_the_recipes_go_on_where_the_script_ends(tmp_path):
     assert (tmp_path / "runs/mine/report.html").exists()  # the third
 
 
-def test_the_figures_of_the_readme_are_those_of_the_measurements():
-    results = (ROOT / "experiments/results/quotas/README.md").read_text()
-    table = results.partition("## All policies on the same delays")[2]
-    header, *lines = (line.strip("| ").split(" | ") for line in re.findall(r"^\| .*$", table, re.M))
-    columns = ("`equal`", "`proportional`, an epoch", "`dead_band`", "`adaptive`")
-    measured = [[f"{float(line[header.index(c)]):.2f}" for c in columns] for line in lines]
-    rows = re.findall(
-        r"^\| .* \| (\d\.\d\d) \| (\d\.\d\d) \| (\d\.\d\d) \| \*\*(\d\.\d\d)\*\* \|$",
-        README.read_text(),
-        re.M,
-    )
-    assert [list(row) for row in rows] == measured
-    assert len(rows) == 4
+def measured():
+    """Examples a second of hetjax and of the other, and how many times as many, of each row."""
+    page = (ROOT / "experiments/results/processes/README.md").read_text()
+    rows = [row for row in read_rows(page) if not isinstance(row, str)]
+    figures = collections.defaultdict(list)  # the MLP's before LeNet's
+    for row in rows:
+        figures[row.name].append(re.findall(r"[\d,]*\d(?:\.\d+)?", row.figure))
+    for model in (0, 1):
+        speeds = {
+            kind: figures[f"{kind}: examples a second"][model][0]
+            for kind in ("adaptive", "plain DDP", "tuned DDP")
+        }
+        ddp = max(
+            speeds["plain DDP"], speeds["tuned DDP"], key=lambda text: int(text.replace(",", ""))
+        )
+        yield speeds["adaptive"], ddp, figures["adaptive over DDP"][model][0]
+    for kills in ("undisturbed", "a kill each 30 s"):
+        ratio, own, other = figures[f"hetjax over torchft, {kills}"][0][-3:]
+        yield own, other, ratio
+
+
+@pytest.mark.parametrize("page", [README, ROOT / "docs/index.md"], ids=["readme", "index"])
+def test_figures_of_the_first_page_are_those_of_the_measurements(page):
+    row = r"^\| (?:MLP|LeNet).* \| ([\d,]+) \| ([\d,]+) \| \**([\d.]+)\** \|$"
+    assert re.findall(row, page.read_text(), re.M) == list(measured())
