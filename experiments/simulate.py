@@ -20,7 +20,7 @@ from experiments import command_line
 from hetjax import gates, parts, quota, simulate, topology
 from hetjax.cluster import emulate
 from hetjax.config import kinds
-from hetjax.topology import graphs, links
+from hetjax.topology import links
 
 _WORKERS = flags.DEFINE_list("workers", ["8", "64", "1000", "10000"], "Numbers of workers.")
 _POLICIES = flags.DEFINE_list(
@@ -30,7 +30,7 @@ _GATES = flags.DEFINE_list("gates", ["none", "first"], f"Of {', '.join(gates.GAT
 _REDUCERS = flags.DEFINE_list(
     "reducers", ["all_reduce", "d_psgd"], f"Of {', '.join(topology.REDUCERS)}."
 )
-_GRAPH = flags.DEFINE_enum("graph", "ring", list(graphs.GRAPHS), "Of the reducers that gossip.")
+_GRAPH = flags.DEFINE_enum("graph", "ring", list(topology.GRAPHS), "Of the reducers that gossip.")
 _ROUNDS = flags.DEFINE_integer("rounds", 100, "Rounds of each run.", lower_bound=1)
 _SPEEDS = flags.DEFINE_list(
     "speeds", ["1", "1", "1", "0.5"], "Relative speeds, repeated over all workers."
