@@ -283,6 +283,7 @@ class RoundReport:
     exchange_secs: float | None = None  # of this process; posting, sums, mixing, update
     eval: dict[str, float] | None = None  # by name, where it was evaluated after this round
     bytes_sent: int = 0  # by all workers, for the reducer and to coordinate the order
+    changes: list[tuple[int, str]] | None = None  # who came and went in it: (worker, what)
     consensus: dict[str, float] | None = None  # distance of the replicas from their mean
     metrics: dict[str, float] | None = None  # of the loss function: means over the round
     learning_rate: float | None = None  # of the round's update, where the optimiser's state has one

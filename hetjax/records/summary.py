@@ -209,6 +209,7 @@ class TrainingSummary(Summary):
         sums = self._epoch_sums[max(self._epoch_sums)] if lines else np.array([np.nan, 1.0])
         exchanges = [line.exchange_secs for line in timed if line.exchange_secs is not None]
         without = sum(line.weight_sum is not None for line in lines)
+        taken = np.trim_zeros(np.any([line.present for line in lines] or [[False]], axis=0), "b")
         dropped = self._setup.stream.dropped(stream)
         out: dict[str, Any] = {
             "train_loss": None if sums[1] <= 0 else float(sums[0] / sums[1]),
@@ -233,9 +234,10 @@ class TrainingSummary(Summary):
             if lines
             else None,
             "waiting_fraction": float(waiting / longest.sum()) if len(timed) else None,
-            "quotas": timed[-1].quotas if timed else [],
             "overrun_fraction": sum(line.overruns for line in lines) / max(microbatches, 1),
             **self._of_run(first="first_round", interrupted=interrupted),
+            "num_workers": len(taken) or len(self._setup.where.devices),
+            "quotas": timed[-1].quotas[: len(taken)] if timed else [],
             **({"notes": self._setup.notes} if self._setup.notes else {}),
         }
         mixing, gate = self._setup.methods.reducer.mixing, self._setup.methods.gate
