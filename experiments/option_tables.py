@@ -25,14 +25,13 @@ def rows_of_fields(parent: type) -> Iterator[tuple[str, str, str, str]]:
         yield dotted, repr(option.default), option.told, allowed
 
 
-def fields_page(parent: type) -> str:
-    """The table of all the fields below `parent`, in Markdown, without options of parts."""
+def fields_page() -> str:
+    """The table of all fields, in Markdown, without options of parts."""
     lines = [
         "# The fields of a configuration",
         "",
-        "Made from their declarations by `python -m experiments.option_tables`. The options of",
-        "policies, orders, reducers, gates and rules are in [parts.md](parts.md); how a field is",
-        "set is in [configuration.md](configuration.md).",
+        "Made by `python -m experiments.option_tables`. The options of parts are in",
+        "[parts.md](parts.md); how a field is set is in [configuration.md](configuration.md).",
         "",
         "| field | default | allowed | what it is |",
         "|---|---|---|---|",
@@ -40,7 +39,7 @@ def fields_page(parent: type) -> str:
     of_parts = {name for name, *_ in rows_of_options()}
     lines += [
         f"| `{name}` | `{default}` | {_cell(allowed)} | {_cell(told)} |"
-        for name, default, told, allowed in rows_of_fields(parent)
+        for name, default, told, allowed in rows_of_fields(config.ExperimentConfig)
         if name not in of_parts and not name.endswith(f".{kinds.ARGUMENTS}")
     ]
     return "\n".join(lines) + "\n"
@@ -58,10 +57,9 @@ def parts_page() -> str:
     lines = [
         "# The parts and their options",
         "",
-        "Made from the factories by `python -m experiments.option_tables`.",
-        "A part is given to `hetjax.fit` as an object, a name or a dict of fields; on the command",
-        "line `--config.quota.min_gain=0.05` sets a field. [contracts.md](contracts.md) says what",
-        "a part's functions are given and must return.",
+        "Made by `python -m experiments.option_tables`. A part is given to `hetjax.fit` as an",
+        "object, a name or a dict of fields; `--config.quota.min_gain=0.05` sets one in a command.",
+        "[contracts.md](contracts.md) says what a part's functions are given and must return.",
     ]
     for group, kind in kinds.KINDS.items():
         rows = [row for row in rows_of_options() if row[0].startswith(f"{group}.")]
@@ -73,8 +71,7 @@ def parts_page() -> str:
         if parts.is_factory(factory)
         for option, each in parts.options_of(factory).items()
     ]
-    example = "rule=hetjax.per_example_clip(1.0)"
-    lines += _section("rule.name", example, "local rule", rules, rows)
+    lines += _section("rule.name", "rule=hetjax.per_example_clip(1.0)", "local rule", rules, rows)
     return "\n".join(lines) + "\n"
 
 
@@ -108,10 +105,10 @@ def _cell(text: str) -> str:
 def pages() -> dict[pathlib.Path, str]:
     """What each page holds."""
     docs = pathlib.Path(__file__).parent.parent / "docs"
-    fields = fields_page(config.ExperimentConfig)
-    return {docs / "parts.md": parts_page(), docs / "fields.md": fields}
+    return {docs / "parts.md": parts_page(), docs / "fields.md": fields_page()}
 
 
 if __name__ == "__main__":
     for path, text in pages().items():
+        path.parent.mkdir(exist_ok=True)
         path.write_text(text, encoding="utf-8")
