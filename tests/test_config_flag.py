@@ -9,6 +9,7 @@ import pytest
 from absl import flags
 
 from experiments import config_flag
+from hetjax import quota
 from hetjax.cluster import emulate
 from hetjax.config import fields
 from hetjax.zoo import config
@@ -116,7 +117,7 @@ def test_help_shows_every_field_with_its_default_and_ends_well(capsys):
     assert "passes over the data; an integer of at least 1" in shown
     assert "of dead_band: least relative change that is acted on; a finite number" in shown
     words = " ".join(shown.split())
-    assert "one of equal, static, proportional, dead_band, adaptive, or the import path" in words
+    assert f"one of {', '.join(quota.POLICIES)}, or the import path" in words
 
 
 COMMAND_LINES = [

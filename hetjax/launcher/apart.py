@@ -54,7 +54,7 @@ class Apart(supervisor.Supervisor):
     def _take(self, event: Any) -> None:
         if isinstance(event, gang.Ended):
             leaves = event.worker not in self._seats.staying()
-            self._seats.over(event.worker)
+            self._seats.over(event.worker, killed=event.returncode < 0)
             is_ending = self._verdict or self._faults or self._stop_code
             if not is_ending and self._goes_on(event, leaves=leaves):
                 return

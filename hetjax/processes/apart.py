@@ -36,6 +36,7 @@ from hetjax.processes.place import Decision, Member
 _LOST_SECS = 1.0  # after which who waits to be taken in looks whether anybody is left
 _JUDGED = "judged"  # begins the name of the file of each that leads, or has led
 _STATE_BYTES = 16  # of the kind of a device, and of a digest
+JOINED = "joined"
 _ROUNDS = 5  # as many median rounds is nobody late
 
 
@@ -138,7 +139,7 @@ class Apart(meeting_lib.Meeting):
         self._tell_changes(place.adopted, decision)
         for gone in self._told.keys() - {*decision.sum, *decision.members}:
             del self._told[gone]
-        place.last = decision
+        place.last, self.changes = decision, decision.changes
         rows = [(m.seat, told[_STATE_BYTES:].view(messages.dtype)[0]) for m, told in heard.items()]
         return self._spread(messages, rows)
 
@@ -214,7 +215,9 @@ class Apart(meeting_lib.Meeting):
         new = [m for m in place.asking() if m.seat not in taken and m not in last.members]
         since = last.since if set(ready).issuperset(last.sum) else number
         donor = place.own if place.own in stay else stay[0]
-        return Decision(number, tuple(sorted(ready)), (*stay, *new), donor.start, since)
+        changes = [(m.seat, place.how_gone(m)) for m in last.members if m not in stay]
+        told = (*changes, *((m.seat, JOINED) for m in new))
+        return Decision(number, tuple(sorted(ready)), (*stay, *new), donor.start, since, told)
 
     def _check(self, heard: Mapping[Member, np.ndarray]) -> None:
         """Compares the digests of what the members made of the round before, on devices of a kind:
@@ -238,14 +241,13 @@ class Apart(meeting_lib.Meeting):
         place = self.place
         if decision.donor != place.start:
             return
-        for member in set(before.members) - set(decision.members):
-            did = "what it did counts" if member in decision.sum else "the others do its part"
-            how = "was late" if place.lives(member) else "is gone"
-            if place.is_asked_to_leave(member):
-                how = "leaves"
-            messages.say(f"round {self.turn.number}: worker {member.seat} {how}; {did}")
-        for member in decision.joining:
-            messages.say(f"round {self.turn.number + 1}: worker {member.seat} joins")
+        counted = {member.seat for member in decision.sum}
+        for seat, what in decision.changes:
+            did = "what it did counts" if seat in counted else "the others do its part"
+            text = f"{self.turn.number}: worker {seat} {what}; {did}"
+            if what == JOINED:
+                text = f"{self.turn.number + 1}: worker {seat} joins"
+            messages.say(f"round {text}")
         place.forget(decision.joining)
         for path in place.directory.glob("*.*"):
             kind, start = path.name.lstrip(".").split(".")[:2]  # "." begins what is half written

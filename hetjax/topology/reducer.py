@@ -85,15 +85,16 @@ class Reduction(NamedTuple):
         """The exchanges of a round, where it gossips: bool[M]; else ()."""
         return () if self.mixing is None else self.mixing.gossip.active(round_index)
 
-    def copies_sent(self, active: Any) -> float:
+    def copies_sent(self, active: Any, present: int | None = None) -> float:
         """Copies of the parameters that all workers together send in a round.
 
         Args:
             active: bool[M], which matchings the round uses; () without gossip.
+            present: workers that take part, of a sum; None: all.
         """
         if self.mixing is not None:
             return float(self.mixing.gossip.sends(active).sum())
-        return gossip_lib.ring_copies(self.num_workers) * self.num_workers
+        return 2.0 * ((present or self.num_workers) - 1)  # all around a ring
 
 
 class Reducer(NamedTuple):

@@ -7,8 +7,8 @@ import tempfile
 import numpy as np
 import optax
 
+from hetjax import ordering
 from hetjax import parts as parts_lib
-from hetjax.ordering import methods
 from tests.rounds import problems
 from tests.rounds.order_reference import (
     BUDGET,
@@ -34,7 +34,7 @@ def recorded(method, calls):
 
 def made(name, **options):
     """The ordering of this name, with those of the options that it has."""
-    factory = methods.ORDERINGS[name]
+    factory = ordering.ORDERINGS[name]
     known = parts_lib.options_of(factory)
     return factory(**{k: v for k, v in options.items() if k in known})
 
