@@ -7,6 +7,7 @@ status 2 and a message.
 
 import difflib
 import itertools
+import logging
 import re
 import sys
 import textwrap
@@ -53,6 +54,7 @@ def run(
         main: takes what is left of the command line.
         flags_parser: reads the command line.
     """
+    logging.getLogger("hetjax").propagate = False  # to absl's handler, which has a form of its own
     try:
         app.run(main, flags_parser=flags_parser)
     finally:

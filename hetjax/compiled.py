@@ -9,13 +9,15 @@ import functools
 import hashlib
 import importlib
 import inspect
+import logging
 import os
 import pathlib
 import platform
 from collections.abc import Callable
 from typing import Any
 
-from hetjax import messages
+logger = logging.getLogger(__name__)
+
 
 OFF = "off"
 AUTO = "auto"
@@ -51,7 +53,7 @@ def keep(where: str = AUTO) -> None:
         if where == AUTO:
             _prune(directory)
     except OSError as error:
-        messages.say(f"compiled programs are not kept in {str(directory)!r}: {error}")
+        logger.warning(f"compiled programs are not kept in {str(directory)!r}: {error}")
         return
     from jax.experimental.compilation_cache import compilation_cache
 

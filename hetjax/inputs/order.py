@@ -1,14 +1,18 @@
 """The order that a run asks for, tried on its loss: does it work?"""
 
+import logging
+
 import jax
 
-from hetjax import debugging, messages, ordering, types
+from hetjax import debugging, ordering, types
 from hetjax.config import kinds
 from hetjax.inputs import rule_identity
 from hetjax.local import contract, rules
 from hetjax.losses import batch_loss
 from hetjax.losses import loss as losses_lib
 from hetjax.losses import named as named_lib
+
+logger = logging.getLogger(__name__)
 
 
 def make(
@@ -63,5 +67,5 @@ def make(
             f"weights.sum()?): {str(error).splitlines()[0]}"
         ) from error
     if observer.dear and leads:
-        messages.say(f"ordering.method={name!r}: {observer.dear}")
+        logger.warning(f"ordering.method={name!r}: {observer.dear}")
     return observer

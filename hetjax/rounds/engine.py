@@ -15,7 +15,7 @@ import jax
 import numpy as np
 import optax
 
-from hetjax import compiled, debugging, messages, starting, types
+from hetjax import compiled, debugging, starting, types
 from hetjax.config import experiment as config_lib
 from hetjax.data import owned, sources, stream
 from hetjax.inputs import arguments, fingerprint
@@ -109,8 +109,6 @@ class Engine:
             meeting=None if beside is None else beside.setup.company.meeting,
         )
         setup = self.setup
-        if debug and setup.where.leads and not self._is_guest:
-            messages.say(debugging.TOLD)
         if several:
             gathering.check_same_parts(
                 self.digests,

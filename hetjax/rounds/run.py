@@ -4,6 +4,7 @@ A round is planned, executed and committed; planning and committing (`planning`)
 Everything that the rounds to come depend on is in the state; `Run` holds what never changes.
 """
 
+import logging
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -12,7 +13,7 @@ import jax
 import numpy as np
 import optax
 
-from hetjax import debugging, digests, messages, types
+from hetjax import debugging, digests, types
 from hetjax import mesh as mesh_lib
 from hetjax.checkpoints import checkpoint
 from hetjax.data import stream
@@ -26,6 +27,8 @@ from hetjax.rounds import engine, judged, resume, round_report, run_state, warm_
 from hetjax.rounds import setup as setup_lib
 from hetjax.rounds import state as state_lib
 from hetjax.rounds.run_state import Executed, Plan, RoundsState, RunState
+
+logger = logging.getLogger(__name__)
 
 
 class Run(engine.Engine):
@@ -92,7 +95,7 @@ class Run(engine.Engine):
             super().__init__(loss_fn, params, source, **options)
         begun = self.setup.begun
         if (text := judged.told(begun.params, begun.opt_state)) and self.setup.where.leads:
-            messages.say(text)
+            logger.info(text)
 
     @jax.transfer_guard("allow")
     def init(self, given: types.PyTree = (), *, train: Any = None) -> RunState:
