@@ -13,7 +13,6 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from hetjax import compiled
 from hetjax.processes import board as board_lib
 from hetjax.processes import gpus, hosts, membership, notices, place, waits, watch
 
@@ -63,8 +62,6 @@ def join(member: membership.Member | None) -> None:
     if jax.distributed.is_initialized():
         watch.begin()
         return
-    if "HETJAX_ATTEMPT" in os.environ:
-        compiled.write_from_all_processes()
     jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM from us
     text = os.environ.get("HETJAX_START_SECS", "300")
     if not text.isdecimal() or not (start_secs := int(text)):

@@ -119,7 +119,7 @@ class Engine:
                 first=setup.feed.first(),
             )
         self.num_workers = len(setup.where.devices)
-        self.is_closed = False
+        self.is_closed, self._opened = False, contextlib.ExitStack()
         self.warm: dict[str, run_state.Shapes] = {}
         """The kinds of rounds whose programs have run, and what these are given."""
         self._pass_keys = stepped.PassKeys(setup.rng, setup.where.devices, setup.where.own)
@@ -140,11 +140,13 @@ class Engine:
         return fingerprint.of_parts(made, setup.feed.own)
 
     def __enter__(self) -> Self:
+        self._opened.enter_context(compiled.shared())
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is not None:
             watch.left(error)
+        self._opened.close()
         self.close()
 
     def close(self) -> None:

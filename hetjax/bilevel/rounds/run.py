@@ -108,6 +108,7 @@ class BilevelRun:
         return self.lower.run.setup
 
     def __enter__(self) -> "BilevelRun":
+        self.lower.run.__enter__()
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
