@@ -4,7 +4,7 @@ import logging
 
 import jax
 
-from hetjax import debugging, ordering, types
+from hetjax import executor, ordering, types
 from hetjax.config import kinds
 from hetjax.inputs import rule_identity
 from hetjax.local import contract, rules
@@ -50,7 +50,7 @@ def make(
     if observer is None or isinstance(loss_fn, batch_loss.BatchLoss):
         return None
     steps = rules.with_observer(rule, observer)  # or the rule computes something else
-    if debugging.is_on():  # the first round says what is wrong
+    if executor.is_eager():  # the first round says what is wrong
         return observer
     try:
         shared, key = types.Shared(params, named=named_lib.current()), jax.random.key(0)

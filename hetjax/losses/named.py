@@ -220,7 +220,7 @@ def tell_of_constants(who: str, program: Any, form: str) -> None:
 
     Args:
         who: what the function is called.
-        program: as `debugging.program` traced it.
+        program: as `executor.program` traced it.
         form: how it is written then.
     """
     held = {id(each): getattr(each, "nbytes", 0) for each in digests.constants(program)}

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hetjax import debugging, types
+from hetjax import executor, types
 from hetjax.data import sources
 from hetjax.records import evaluate
 
@@ -128,7 +128,7 @@ class Evaluations:
             metrics_fn = evaluate.metrics_of_loss(setup.loss_fn, per_example_rng=own_keys)
             if config.loss_over == "microbatch":  # which compares as many as in training
                 options["batch_size"] = config.microbatch_size
-        with debugging.eager(config.debug):
+        with executor.of(config.form):
             self._of_sets = {
                 name: evaluate.Evaluator(
                     metrics_fn,
@@ -184,7 +184,7 @@ class Evaluations:
         """
         models = list(zip(self._prefixes, (params, average), strict=False))
         models = [each for each in models if each[1] is not None]
-        with debugging.eager(self._setup.config.debug):
+        with executor.of(self._setup.config.form):
             found = {
                 f"{set_name}_{prefix}{name}": value
                 for set_name, evaluator in self._of_sets.items()

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import optax
 
-from hetjax import debugging, gates, ordering, starting, topology, types
+from hetjax import executor, gates, ordering, starting, topology, types
 from hetjax import mesh as mesh_lib
 from hetjax import parts as parts_lib
 from hetjax.cluster import emulate
@@ -73,8 +73,8 @@ def build(
     solved, begins = solved or solutions.Solutions(), begins or starting.Starting()
     chosen, num_workers = chosen or kinds.of_config(config, {}), config.cluster.num_workers
     where, own = place_workers(config), owned.Owned(source, config.data.sharing, several=several)
-    if config.debug and where.leads and meeting is None:
-        logger.info(debugging.TOLD)
+    if config.form == executor.EAGER and where.leads and meeting is None:
+        logger.info(executor.TOLD)
     trace = replay.read_trace(config.replay, num_workers) if config.replay else None
     feeding.check(config, source, chosen, leads=where.leads or own.part is not None)
 
@@ -198,7 +198,7 @@ def _try(
 ) -> _Tried:
     """Tries the loss, the rule and the order on the first microbatch and its key or keys."""
     per_example_rng = keys.ndim > 0
-    with debugging.eager(config.debug), named_lib.scope(named):
+    with executor.of(config.form), named_lib.scope(named):
         traced = losses_lib.check_loss(loss_fn, params, first, keys)
         passes, rule = embeddings.passes_of(loss_fn, params, first, keys, config, chosen, rule)
         if place_lib.own() is not None:

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 import optax
 
-from hetjax import compiled, debugging, starting, types
+from hetjax import compiled, executor, starting, types
 from hetjax.config import experiment as config_lib
 from hetjax.data import owned, sources, stream
 from hetjax.inputs import arguments, fingerprint
@@ -76,7 +76,7 @@ class Engine:
         self.begins = begins or starting.Starting()
         inputs.check(loss_fn, point)
         given = arguments.configuration(config, fields, workers=workers, rule=rule, more=rules)
-        debug = given.config.debug or debugging.is_on()
+        debug = given.config.debug or executor.is_eager()
         self.config, self.recorded = dataclasses.replace(given.config, debug=debug), given.recorded
         compiled.keep(self.config.compilation_cache)
         source = sources.of_run(sources.as_source(source), owned.seed(self.config))

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 import optax
 
-from hetjax import debugging, digests, types
+from hetjax import digests, executor, types
 from hetjax import mesh as mesh_lib
 from hetjax.checkpoints import checkpoint
 from hetjax.data import stream
@@ -284,12 +284,12 @@ class Run(engine.Engine):
         """
         if kind not in self.warm:
             run_state.check_state(state, self)
-            state = debugging.moving(warm_up.of_run)(self, self._execute, state, kind, given)
+            state = executor.moving(warm_up.of_run)(self, self._execute, state, kind, given)
         plan = self.open(state, kind=kind, given=given, again=again)
         with jax.profiler.StepTraceAnnotation("round", step_num=plan.local.round_index):
-            execute = debugging.moving(self._execute)
+            execute = executor.moving(self._execute)
             executed = execute(state, plan, request=request, meanwhile=meanwhile)
-            rounds, report = debugging.moving(self.close_round)(executed)
+            rounds, report = executor.moving(self.close_round)(executed)
         report.mean, report.own = executed.sums.mean, executed.sums.own
         return self.next_state(state, executed, rounds), report
 
@@ -364,7 +364,7 @@ class Run(engine.Engine):
             done[start : start + count] = ids[start : start + count]
         counted = packing.unpack(jax.device_get(found.sums.metrics))
         is_finite = bool(np.all(counted.nonfinite_microbatch < 0))
-        with debugging.eager(self.config.debug):
+        with executor.of(self.config.form):
             found_in = train.params, found.sums.mean, done, self.named(train)
             handed = passes.handed(*found_in, is_finite=is_finite)
         self.clock.closes()
