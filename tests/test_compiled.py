@@ -4,8 +4,11 @@ import os
 import subprocess
 import sys
 
+import numpy as np
+import optax
 import pytest
 
+import hetjax
 from hetjax import compiled
 
 TWICE = """
@@ -58,46 +61,34 @@ def test_a_run_is_compiled_once_for_all_devices_and_runs_to_come(tmp_path):
     assert first[2] == second[2] == third[2]
 
 
-SWEEP = """
-def fit_at(rate):
-    optax.sgd = lambda _: optax.inject_hyperparams(optax.adam)(rate)
-    fit()
-
-for rate in RATES:
-    fit_at(rate)
-    for path in pathlib.Path(sys.argv[1]).rglob("*-cache"):
-        path.unlink()
-jax.clear_caches()
-fit_at(rate)
-"""
+def replaced():
+    """What stands in modules of JAX and is hetjax's."""
+    modules = [each for name, each in sys.modules.items() if name.split(".")[0] == "jax"]
+    values = [value for module in modules for value in vars(module).copy().values()]
+    values = [getattr(value, "func", value) for value in values]  # of a partial
+    return {v for v in values if str(getattr(v, "__module__", "")).startswith("hetjax")}
 
 
-def test_another_learning_rate_compiles_nothing_and_reads_nothing(tmp_path):
-    """What is on disk is removed after each fit, so a program is in memory or compiled."""
+def test_nothing_of_jax_is_replaced_after_a_run():
+    seen = []
 
-    def swept(rates):
-        code = TWICE.replace("FIELDS", "{}").removesuffix("fit()\nfit()\n")
-        code += SWEEP.replace("RATES", repr(rates))
-        environ = {name: value for name, value in os.environ.items() if name[:4] != "JAX_"}
-        ended = subprocess.run(
-            [sys.executable, "-c", code, str(tmp_path)],
-            env={**environ, "XDG_CACHE_HOME": str(tmp_path)},
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        return [tuple(map(float, line.split())) for line in ended.stdout.splitlines()]
+    def callback(report):
+        with hetjax.Run(*given, epochs=1, **how):  # a run within a run
+            seen.append(len(replaced()))
+        seen.append(len(replaced()))
+        raise KeyError("of the callback")
 
-    first, second, third, cleared = swept([1e-3, 3e-3, 1e-4])
-    assert first[0] > 0
-    assert second[0] == third[0] == 0
-    assert cleared[0] > 0
-    assert len({first[2], second[2], third[2]}) == 3  # each trained by its own rate
-    assert third[2] == cleared[2] == swept([1e-4])[0][2]
-
-
-def test_no_more_programs_are_in_memory_than_the_page_says():
-    assert compiled.loaded.cache_info().maxsize == 256
+    given = (
+        lambda w, b, rng: (b["x"] - w) ** 2,
+        np.float32(0),
+        optax.sgd(0.1),
+        {"x": np.ones(8, "f")},
+    )
+    how = {"microbatch_size": 4, "workers": 1, "budget": 1}
+    with pytest.raises(KeyError, match="of the callback"):
+        hetjax.fit(*given, epochs=1, callbacks=[callback], progress=False, **how)
+    assert seen == [1, 1]  # the key of a program
+    assert not replaced()
 
 
 def test_a_directory_that_cannot_be_made_is_told(tmp_path, capsys):

@@ -21,7 +21,7 @@ SOURCES = sorted((ROOT / "hetjax").rglob("*.py"))
 
 # Imports point to a lower number, or stay within the part.
 LAYERS = {
-    "debugging": 0,
+    "executor": 0,
     "extras": 0,
     "memory": 0,
     "messages": 0,

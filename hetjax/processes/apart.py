@@ -18,6 +18,7 @@ that decided.
 """
 
 import contextlib
+import logging
 import statistics
 import time
 import zlib
@@ -27,11 +28,13 @@ from typing import Any
 import numpy as np
 from jax.sharding import Mesh
 
-from hetjax import messages, types
+from hetjax import types
 from hetjax.processes import apart_sums, halves, handing, waits
 from hetjax.processes import meeting as meeting_lib
 from hetjax.processes import place as place_lib
 from hetjax.processes.place import Decision, Member
+
+logger = logging.getLogger(__name__)
 
 _LOST_SECS = 1.0  # after which who waits to be taken in looks whether anybody is left
 _JUDGED = "judged"  # begins the name of the file of each that leads, or has led
@@ -105,7 +108,7 @@ class Apart(meeting_lib.Meeting):
         absent = sorted(set(range(place.founders)) - {m.seat for m in first.members})
         if absent and place.own == first.members[0]:
             who = ", ".join(map(str, absent))
-            messages.say(f"the run begins without worker {who}: it has ended before")
+            logger.warning(f"the run begins without worker {who}: it has ended before")
         place.last = first
         place.wake(first.members)
 
@@ -247,7 +250,7 @@ class Apart(meeting_lib.Meeting):
             text = f"{self.turn.number}: worker {seat} {what}; {did}"
             if what == JOINED:
                 text = f"{self.turn.number + 1}: worker {seat} joins"
-            messages.say(f"round {text}")
+            logger.info(f"round {text}")
         place.forget(decision.joining)
         for path in place.directory.glob("*.*"):
             kind, start = path.name.lstrip(".").split(".")[:2]  # "." begins what is half written
@@ -276,7 +279,7 @@ class Apart(meeting_lib.Meeting):
         try:
             handing.write(path, arrays, about)
         except OSError as error:
-            messages.say(f"no newcomer is taken in: {self.place.directory}: {error.strerror}")
+            logger.warning(f"no newcomer is taken in: {self.place.directory}: {error.strerror}")
             path.touch()  # who joins need not wait for it
         self.place.wake(self.place.adopted.joining)
 
@@ -339,7 +342,7 @@ class Apart(meeting_lib.Meeting):
             path = place.directory / f"{_JUDGED}.{place.start}"
             handing.write(path, arrays, about | {"number": self.turn.number})
         except OSError as error:
-            messages.say(f"who leads next will not know the best: {path}: {error.strerror}")
+            logger.warning(f"who leads next will not know the best: {path}: {error.strerror}")
             return
         for path in list(place.directory.glob(f"{_JUDGED}.*")):
             start = int(path.suffix[1:])

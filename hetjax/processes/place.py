@@ -9,6 +9,7 @@ of a round who is in its sum and who are the members of the next one. It is a ke
 import contextlib
 import hashlib
 import json
+import logging
 import mmap
 import os
 import pathlib
@@ -18,8 +19,9 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, NoReturn
 
-from hetjax import messages
 from hetjax.processes import beacons, files
+
+logger = logging.getLogger(__name__)
 
 LEFT_OUT, REMOVED = 75, 76  # exit codes: to be started anew; its seat is empty now
 OWN_WORK = ("starting", "evaluating", "reporting", "checkpointing")
@@ -223,7 +225,7 @@ class Place:
 
     def end(self, code: int, words: str) -> NoReturn:
         """Ends this process at once; the others go on."""
-        messages.say(f"worker {self.process_id} {words}")
+        logger.warning(f"worker {self.process_id} {words}")
         sys.stdout.flush()
         os._exit(code)
 

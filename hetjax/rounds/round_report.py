@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from hetjax import debugging, reported, types
+from hetjax import executor, reported, types
 from hetjax import mesh as mesh_lib
 from hetjax import parts as parts_lib
 from hetjax.data import stream
@@ -163,7 +163,7 @@ class Report:
             if self._round_secs is None:
                 self._settle()
                 self.end(time.perf_counter())
-            self._line = debugging.moving(self._read)()
+            self._line = executor.moving(self._read)()
         return self._line
 
     def check(self) -> None:

@@ -5,12 +5,15 @@ A `Reducer` is what a user gives: how sums and parameters are to be reduced, in 
 alone.
 """
 
+import logging
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from hetjax import messages, parts
+from hetjax import parts
 from hetjax.topology import gossip as gossip_lib
 from hetjax.topology import links
+
+logger = logging.getLogger(__name__)
 
 PyTree = Any
 
@@ -127,7 +130,7 @@ class Reducer(NamedTuple):
     def tell_if_alone(self, num_workers: int) -> None:
         """Says that it averages nothing where it gossips and there is one worker."""
         if self.gossips and num_workers == 1:
-            messages.say(
+            logger.warning(
                 f"the reducer {parts.named(self)} exchanges with nobody: there is one worker"
             )
 
