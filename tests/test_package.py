@@ -34,6 +34,7 @@ LAYERS = {
     "compiled": 1,
     "digests": 1,
     "mesh": 1,
+    "reported": 1,
     "schedules": 1,
     "trees": 1,
     "writers": 1,

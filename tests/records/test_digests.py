@@ -188,7 +188,7 @@ def made(given):
     config = types.SimpleNamespace(
         seed=0,
         microbatch_size=4,
-        debug=False,
+        form="stepped",
         rule=types.SimpleNamespace(name="mine" if rule else "gradient_sums"),
     )
     rule = rule or gradients.gradient_sums(given["loss_fn"])
