@@ -35,16 +35,12 @@ def test_a_nonfinite_microbatch_stops_the_run_and_keeps_the_state(local, tmp_pat
 
 
 def test_a_nonfinite_microbatch_is_skipped_and_counted(float64):
-    data = _with_a_nan(dtype=np.float64)
-    weights = problems.initial_weights()
-    result = problems.fit(
-        data, weights, optimizer=optax.sgd(1.0), epochs=1, budget=16, nonfinite="skip"
-    )
+    data, weights = _with_a_nan(dtype=np.float64), problems.initial_weights()
+    fields = {"epochs": 1, "budget": 16, "nonfinite": "skip"}
+    result = problems.fit(data, weights, optimizer=optax.sgd(1.0), **fields)
     order = np.random.default_rng((0, 0)).permutation(64).reshape(16, 4)
     good = order[~np.any(order == 17, axis=1)].reshape(-1)
-    batch = {
-        name: x[good].astype(weights.dtype if name == "x" else x.dtype) for name, x in data.items()
-    }
+    batch = {name: x[good] for name, x in data.items()}
     gradient = jax.grad(lambda w: problems.softmax_loss(w, batch, None).mean())(weights)
     np.testing.assert_allclose(result.params, weights - gradient, rtol=1e-6)
     assert result.summary["examples_skipped"] == 4
@@ -59,18 +55,7 @@ def test_ctrl_c_is_raised_between_rounds_with_the_files_written(tmp_path):
 
     before = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt) as raised:
-        hetjax.fit(
-            problems.softmax_loss,
-            problems.initial_weights(np.float32),
-            optax.sgd(0.1),
-            problems.classification(203, np.float32),
-            epochs=50,
-            budget=8,
-            workers=2,
-            progress=False,
-            callbacks=[press],
-            workdir=tmp_path,
-        )
+        short_fit(press, epochs=50, workdir=tmp_path)
     assert str(raised.value).endswith(f"; the same call goes on from there ({tmp_path}).")
     result = raised.value.result
     assert result.summary["interrupted"]
@@ -102,9 +87,8 @@ def test_a_signal_is_raised_with_the_result_so_far(number, error, monkeypatch, c
 
 
 def short_fit(press, **fields):
-    data, weights = problems.classification(64, np.float32), problems.initial_weights(np.float32)
     fields = {"callbacks": [press], "raise_on_interrupt": True, "local": "virtual", **fields}
-    return problems.fit(data, weights, **fields)
+    return problems.train(**fields)
 
 
 @pytest.mark.parametrize("numbers", [ENDS[:1], ENDS[1:2], ENDS[2:3], ENDS[3:4], ENDS[3:0:-1]])
@@ -168,7 +152,7 @@ def test_a_worker_that_fails_ends_the_run_with_its_error():
         jax.debug.callback(check, batch["id"])
         return losses
 
-    data = problems.classification(64, np.float32) | {"id": np.arange(64)}
-    weights = problems.initial_weights(np.float32)
+    data, weights = problems.given()
+    data["id"] = np.arange(64)
     with pytest.raises(jax.errors.JaxRuntimeError, match="example 5 is broken"):
         problems.fit(data, weights, loss_fn=broken, epochs=1)
