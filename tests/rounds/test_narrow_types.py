@@ -8,6 +8,7 @@ import pytest
 
 import hetjax
 from hetjax.losses import loss as losses_lib
+from tests.rounds import problems
 
 SIZE = 256
 RATE = 4e-3
@@ -32,28 +33,20 @@ def varying(params, batch, rng):
     return hetjax.Losses(found, weights=weights)
 
 
-def fit(dtype, loss_fn=squares, **fields):
-    fields = {"ordering": "random_reshuffling", "budget": 2, "epochs": 20, **fields}
-    return hetjax.fit(
-        loss_fn,
-        np.zeros(4, dtype),
-        optax.sgd(RATE),
-        examples(),
-        microbatch_size=SIZE,
-        cluster={"num_workers": 2},
-        progress=False,
-        **fields,
-    )
+def fit(dtype, loss_fn, order):
+    fields = {"cluster": {"num_workers": 2}, "microbatch_size": SIZE, "budget": 2, "epochs": 20}
+    fields |= {"loss_fn": loss_fn, "optimizer": optax.sgd(RATE), "ordering": order}
+    return problems.fit(examples(), np.zeros(4, dtype), **fields)
 
 
 def plain(dtype):
     """Of the mean loss over all examples, in one call of JAX."""
 
+    def mean(params):
+        return squares(params, examples(), None).astype(jnp.float32).mean()
+
     @jax.jit
     def step(params):
-        def mean(params):
-            return squares(params, examples(), None).astype(jnp.float32).mean()
-
         value, grad = jax.value_and_grad(mean)(params)
         return params - jnp.asarray(RATE, params.dtype) * grad, value
 
@@ -77,7 +70,7 @@ def plain(dtype):
 )
 def test_a_gradient_of_a_mean_that_is_finite_is_finite_here(dtype, order, loss_fn):
     expected, values = plain(dtype)
-    result = fit(dtype, loss_fn, ordering=order)
+    result = fit(dtype, loss_fn, order)
     assert values[-1] < values[0] / 10
     found = [line["loss"] for line in result.history]
     np.testing.assert_allclose(found, values, rtol=0.02)
