@@ -147,9 +147,9 @@ def train(num_examples=64, /, **fields):
 
 def run(examples=64, weights=None, /, *, loss_fn=softmax_loss, optimizer=SGD, **fields):
     """`hetjax.Run` with the fields of `fit`; of so many examples, or of these."""
-    of_problem = given(64 if isinstance(examples, dict) else examples)
-    examples = examples if isinstance(examples, dict) else of_problem[0]
-    weights = of_problem[1] if weights is None else weights
+    if isinstance(examples, int):
+        examples = given(examples)[0]
+    weights = given()[1] if weights is None else weights
     fields = {"microbatch_size": 4, "budget": 8, "cluster": {"num_workers": 4}, **fields}
     return hetjax.Run(loss_fn, weights, optimizer, examples, **fields)
 

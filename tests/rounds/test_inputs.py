@@ -92,7 +92,6 @@ def train_state():
             {"params": {"net": equinox_module()}},
             ("params['net'].activation is a ", "params, static = eqx.partition(model"),
         ),
-        # The data.
         # The optimiser.
         ({"optimizer": optax.lbfgs()}, ("needs grad and value_fn", "L-BFGS")),
         ({"optimizer": optax.chain(optax.clip(1.0), optax.lbfgs())}, ("needs grad and value_fn",)),

@@ -22,19 +22,17 @@ STATIC = {
     "checkpoint": {"every_rounds": 1},
 }
 CASES = {
-    "all_reduce": {"budget": 26},  # ended after each of 4 rounds, the others after each 5 of 14
-    "adaptive": {"quota": "adaptive", "local": "virtual"},
-    "gate": {"gate": "first", "reducer": "ring"},
+    "all_reduce": {"budget": 13},  # ended after each of 4 rounds, the others after each 3
+    "gate": {"gate": "first", "reducer": "ring", "quota": "adaptive"},
     "d_grab": {"ordering": "d_grab", "local": "virtual"},
     "gossip": {"ordering": "pair_balance", "reducer": "matcha", "local": "virtual"},
-    "private": {"data": {"sharing": "private"}, "local": "fused"},
     "full rounds": {"data": {"last_round": "drop"}, "ordering": "grab", "budget": 9},
-    "full private": {"data": {"last_round": "drop", "sharing": "private"}, "local": "virtual"},
+    "full private": {"data": {"last_round": "drop", "sharing": "private"}, "local": "fused"},
 }
 
 
 def fit(workdir, *callbacks, **fields):
-    data, weights = problems.given(203)
+    data, weights = problems.given(101)
     fields = {**STATIC, "eval_source": data, "workdir": workdir, "callbacks": callbacks, **fields}
     return problems.fit(data, weights, **fields)
 
@@ -58,9 +56,9 @@ def end_after(every, workdir, **fields):
 @pytest.mark.parametrize("name", CASES)
 def test_a_run_that_is_cut_again_and_again_is_bit_equal(name, tmp_path, float64):
     whole = fit(None, **CASES[name])
-    every = 1 if name == "all_reduce" else 5
+    every = 1 if name == "all_reduce" else 3
     cut, starts = end_after(every, tmp_path, **CASES[name])
-    assert starts == -(-len(whole.history) // every)
+    assert starts == -(-len(whole.history) // every) > 1
     assert len(cut.history) == len(whole.history)
     np.testing.assert_array_equal(cut.params, whole.params)
     np.testing.assert_array_equal(cut.best_params, whole.best_params)
@@ -110,7 +108,7 @@ def test_another_number_of_workers_goes_on(reducer, ordering, tmp_path):
     result = fit(tmp_path, lambda line: rounds.append(line.round), **fields, **fewer)
     assert rounds[0] == len(before.history)
     assert result.summary["examples_missing"] == result.summary["examples_duplicated"] == 0
-    assert result.summary["examples_processed"] == 2 * 203
+    assert result.summary["examples_processed"] == 2 * 101
     assert result.summary["train_loss"] < before.history[0]["loss"]
     assert len(result.history[-1]["quotas"]) == 3
 
@@ -147,7 +145,7 @@ def test_shards_that_others_would_cut_otherwise_are_refused(tmp_path):
     """By another policy, or by another number of workers."""
     private = {"data": {"sharing": "private"}, "local": "virtual"}
     fit(tmp_path, stop_at(2), **private)
-    with pytest.raises(ValueError, match=r"shards of \[80, 61, 41, 21\] .* of \[51, 51, 51, 50\]"):
+    with pytest.raises(ValueError, match=r"shards of \[40, 30, 20, 11\] .* of \[26, 25, 25, 25\]"):
         fit(tmp_path, quota="adaptive", **private)
     cluster = {"num_workers": 2, "secs_per_microbatch": [1.0, 2.0], "clock": "virtual"}
     with pytest.raises(ValueError, match=r"has 4 workers and this run 2"):
@@ -218,4 +216,4 @@ def test_lost_lines_of_the_metrics_are_told(tmp_path, capsys):
     metrics.write_text("\n".join(read_lines(tmp_path)[:2]) + '\n{"round": 2, "ep')
     result = fit(tmp_path)
     assert "has 2 whole lines of 5 rounds" in capsys.readouterr().err
-    assert result.summary["examples_processed"] == 2 * 203
+    assert result.summary["examples_processed"] == 2 * 101

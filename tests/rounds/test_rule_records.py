@@ -17,7 +17,7 @@ from hetjax.zoo import config
 from tests.own_parts import hessian_product, local_sgd
 from tests.rounds import problems
 
-DATA, WEIGHTS = problems.classification(dtype=np.float32), problems.initial_weights(np.float32)
+DATA, WEIGHTS = problems.given(61)
 STATIC = {"epochs": 2, "checkpoint": {"every_rounds": 1}, "quota": "equal"}
 STATIC |= {"cluster": {"num_workers": 2}}
 GIVEN = "given: tests.own_parts.local_sgd:local_sgd.<locals>.begin"
@@ -60,7 +60,7 @@ def test_a_run_goes_on_with_its_own_rule_alone(make, tmp_path):
         with pytest.raises(ValueError, match=r"rule\.arguments\.rate: 0\.1 there, 0\.2 here"):
             fit(workdir=tmp_path, rule=make(rate=0.2))
     result = fit(workdir=tmp_path, rule=make())
-    assert result.summary["examples_processed"] == 2 * 203
+    assert result.summary["examples_processed"] == 2 * 61
     np.testing.assert_array_equal(result.params, fit(rule=make()).params)
 
 
@@ -100,7 +100,7 @@ def test_a_recorded_configuration_runs_its_rule_again(tmp_path):
     again = config.from_json(tmp_path / "given" / "config.json")
     with pytest.raises(ValueError, match=r"rule\.name: got 'given.*Give the object again, as rule"):
         run(config=again)
-    assert run(config=again, rule=closure(), progress=False).summary["examples_processed"] == 406
+    assert run(config=again, rule=closure(), progress=False).summary["examples_processed"] == 2 * 61
 
 
 def test_a_run_that_steps_goes_on_with_its_own_rule_alone(tmp_path):
