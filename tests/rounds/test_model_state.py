@@ -234,11 +234,3 @@ def test_the_best_state_is_that_of_the_best_parameters(float64, tmp_path):
     assert int(hetjax.load(tmp_path).best_model_state["calls"]) == 17
     mean = hetjax.evaluate(result.params, examples(), metrics_fn, model_state=result.model_state)
     assert mean == {"loss": 51.0}
-
-
-def test_a_callback_is_shown_the_state_and_init_state_goes_on_from_it(float64):
-    shown = []
-    first = fit(callbacks=[lambda line: shown.append(line.model_state())])
-    jax.tree.map(np.testing.assert_array_equal, shown[-1], first.model_state)
-    second = fit(init_state=first.state, epochs=1)
-    assert int(second.model_state["calls"]) == 4 * 17

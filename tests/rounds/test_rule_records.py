@@ -45,45 +45,36 @@ stop = problems.press_ctrl_c(lambda line: line.round == 2)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("make", [closure, one_local_sgd])
-def test_a_run_goes_on_with_its_own_rule_alone(make, tmp_path):
-    fit(workdir=tmp_path, callbacks=[stop], rule=make())
-    message = {
-        closure: rf"the local rule '{GIVEN[7:]}' of this workdir could not be written down",
-        one_local_sgd: r"belongs to another configuration \(rule\.arguments\.rate: 0\.1 there, "
-        r"None here; rule\.name: 'tests\.rounds\.test_rule_records:one_local_sgd' there, "
-        r"'gradient_sums' here\)",
-    }[make]
-    with pytest.raises(ValueError, match=message):
+def test_a_run_goes_on_with_its_own_rule_alone(tmp_path):
+    fit(workdir=tmp_path, callbacks=[stop], rule=one_local_sgd())
+    name = "tests\\.rounds\\.test_rule_records:one_local_sgd"
+    changes = (
+        rf"\(rule\.arguments\.rate: 0\.1 there, None here; rule\.name: '{name}' there, 'gradient"
+    )
+    with pytest.raises(ValueError, match=rf"belongs to another configuration {changes}_sums' here"):
         fit(workdir=tmp_path)
-    if make is one_local_sgd:
-        with pytest.raises(ValueError, match=r"rule\.arguments\.rate: 0\.1 there, 0\.2 here"):
-            fit(workdir=tmp_path, rule=make(rate=0.2))
-    result = fit(workdir=tmp_path, rule=make())
+    with pytest.raises(ValueError, match=r"rule\.arguments\.rate: 0\.1 there, 0\.2 here"):
+        fit(workdir=tmp_path, rule=one_local_sgd(rate=0.2))
+    result = fit(workdir=tmp_path, rule=one_local_sgd())
     assert result.summary["examples_processed"] == 2 * 61
-    np.testing.assert_array_equal(result.params, fit(rule=make()).params)
+    np.testing.assert_array_equal(result.params, fit(rule=one_local_sgd()).params)
 
 
 def test_a_run_that_adds_up_gradients_goes_on_with_no_other_rule(tmp_path):
-    fit(workdir=tmp_path, callbacks=[stop])
+    """Also where it was recorded before rules were."""
+    fit(workdir=tmp_path, callbacks=[problems.press_ctrl_c(lambda line: line.round == 1)])
     assert written(tmp_path) == {"name": "gradient_sums", "arguments": {}}
-    with pytest.raises(ValueError, match=rf"rule\.name: 'gradient_sums' there, '{GIVEN[:20]}"):
-        fit(workdir=tmp_path, rule=closure())
-    rule = gradients.gradient_sums(problems.softmax_loss)  # the default, given by hand
-    assert not fit(workdir=tmp_path, rule=rule).summary["interrupted"]
-
-
-def test_a_run_that_was_recorded_before_goes_on_with_the_default(tmp_path):
-    fit(workdir=tmp_path, callbacks=[stop])
     path = tmp_path / "config.json"
     recorded = json.loads(path.read_text())
-    del recorded["rule"]
-    path.write_text(json.dumps(recorded))
-    config.from_json(path)
-    with pytest.raises(ValueError, match=r"rule\.name: 'gradient_sums' there"):
-        fit(workdir=tmp_path, rule=closure())
-    result = fit(workdir=tmp_path)
-    assert result.history[2]["round"] == 2
+    for is_recorded in (True, False):
+        if not is_recorded:
+            del recorded["rule"]
+            path.write_text(json.dumps(recorded))
+            config.from_json(path)
+        with pytest.raises(ValueError, match=rf"rule\.name: 'gradient_sums' there, '{GIVEN[:20]}"):
+            fit(workdir=tmp_path, rule=closure())
+    rule = gradients.gradient_sums(problems.softmax_loss)  # the default, given by hand
+    result = fit(workdir=tmp_path, rule=rule)
     assert len(result.history) == len(fit().history)
 
 
@@ -110,6 +101,9 @@ def test_a_run_that_steps_goes_on_with_its_own_rule_alone(tmp_path):
     for directory in (tmp_path, tmp_path / "checkpoints"):
         with run() as other, pytest.raises(ValueError, match="local rule"):
             other.restore(directory)
+    message = rf"the local rule '{GIVEN[7:]}' of this workdir could not be written down"
+    with pytest.raises(ValueError, match=message):
+        fit(workdir=tmp_path)
 
 
 def test_further_rules_are_recorded_by_name():

@@ -6,7 +6,6 @@ import pytest
 
 import hetjax
 from hetjax import quota
-from hetjax.rounds import run_state
 from tests.own_parts import hessian_product, local_sgd
 from tests.rounds import problems
 
@@ -117,14 +116,6 @@ def test_a_run_goes_on_from_the_checkpoint_that_fit_left(reducer, tmp_path):
         np.testing.assert_array_equal(run.params(state)[0], run.params(whole)[0])
         with pytest.raises(ValueError, match="no whole checkpoint"):
             run.restore(tmp_path / "elsewhere")
-
-
-def test_the_state_is_one_record_that_says_what_it_holds():
-    with make() as run:
-        state = run.init()
-    assert isinstance(state, run_state.RunState)
-    assert set(state.rounds.policies) == {"main"}
-    assert state.stream.passes[0].queue.shape == (61,)
 
 
 def counting():
