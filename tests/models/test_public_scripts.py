@@ -53,43 +53,6 @@ def flax_mnist():
     return of_nnx(Cnn(nnx.Rngs(0)), loss)
 
 
-class Decoder(nnx.Module):
-    """As Gemma: scaled embeddings that are tied, RMS norms, grouped queries, gated units."""
-
-    def __init__(self, rngs):
-        make = functools.partial(nnx.Einsum, rngs=rngs, **F64)
-        self.embed = nnx.Embed(5, 4, rngs=rngs, **F64)
-        self.norms = nnx.List([nnx.RMSNorm(4, rngs=rngs, **F64) for _ in range(2)])
-        self.q, self.kv = make("btd,dnh->btnh", (4, 2, 4)), make("btd,cdh->cbth", (2, 4, 4))
-        self.o, self.gate = make("btnh,nhd->btd", (2, 4, 4)), make("btd,cdf->cbtf", (2, 4, 6))
-        self.down = nnx.Linear(6, 4, use_bias=False, rngs=rngs, **F64)
-
-    def __call__(self, ids):
-        x = self.embed(ids) * 2.0
-        y = self.norms[0](x)
-        q, (k, v) = self.q(y), self.kv(y)
-        scores = jnp.einsum("btnh,bsh->bnts", rotated(q), rotated(k[:, :, None])[:, :, 0])
-        scores = jnp.where(nnx.make_causal_mask(ids) > 0, jnp.tanh(scores / 5) * 5, -1e9)
-        x = x + self.o(jnp.einsum("bnts,bsh->btnh", jax.nn.softmax(scores), v))
-        gate, up = self.gate(self.norms[1](x))
-        return self.embed.attend(x + self.down(nnx.gelu(gate) * up))
-
-
-def rotated(x):
-    angle = jnp.arange(x.shape[1])[None, :, None, None] / jnp.array([[[[1.0, 10.0]]]])
-    one, two = jnp.split(x, 2, -1)
-    sin, cos = jnp.sin(angle), jnp.cos(angle)
-    return jnp.concatenate([one * cos - two * sin, two * cos + one * sin], -1)
-
-
-def flax_gemma():
-    def loss(model, batch):
-        weights = (jnp.arange(2)[None] < batch["lengths"][:, None] - 1).astype(float)
-        return cross_entropy(model(batch["ids"])[:, :-1], batch["ids"][:, 1:]), weights
-
-    return of_nnx(Decoder(nnx.Rngs(0)), loss)
-
-
 class DecoderCell(nn.RNNCellBase):
     """Of a random prediction of its own comes the next input, as in Flax's addition."""
 
@@ -178,7 +141,7 @@ def equinox_batch_norm():
 
 
 # Each gives a run something that no other does.
-SCRIPTS = [flax_mnist, flax_gemma, flax_seq2seq, equinox_mnist, equinox_batch_norm]
+SCRIPTS = [flax_mnist, flax_seq2seq, equinox_mnist, equinox_batch_norm]
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.__name__)

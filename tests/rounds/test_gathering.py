@@ -58,7 +58,6 @@ OTHERS = {
     "rule": "config.rule = ",
     "closed rule": "another rule than process 0",
     "rate": "another optimizer than process 0; all need one program, learning rate",
-    "schedule": "another optimizer than process 0",
     "loss": "another loss than process 0",
     "shards": "other data than process 0; give each process all of the data",
     "sizes": "examples = 40 and process 0 has 203; give each process all of the data",

@@ -110,19 +110,6 @@ def test_what_is_no_rule_is_refused_with_what_one_is():
             rules.with_observer(wrong)
 
 
-@pytest.mark.parametrize(
-    ("form", "reducer"), [("stepped", "ring"), ("fused", "all_reduce"), ("virtual", "ring")]
-)
-def test_local_sgd_of_one_step_is_all_reduce_sgd(form, reducer, float64):
-    common = {"epochs": 5, "budget": 4, "local": form, "quota": "equal", "reducer": reducer}
-    plain = problems.train(optimizer=MOMENTUM, **common)
-    rule = local_sgd(problems.softmax_loss)
-    found = problems.train(optimizer=optax.sgd(1.0), rule=rule, **common)
-    np.testing.assert_allclose(found.params, plain.params, rtol=0, atol=1e-12)
-    losses = [[line["loss"] for line in r.history] for r in (found, plain)]
-    np.testing.assert_allclose(*losses, rtol=0, atol=1e-12)
-
-
 def local_sgd_slowly(data, weights, rounds, order):
     """The mean of the workers, by their examples' weights, after each round; one by one."""
     params, velocity = weights, np.zeros((4, *weights.shape))

@@ -7,23 +7,11 @@ import pytest
 
 from tests.rounds import problems
 
-CASES = [
-    {"local": "fused"},
-    {"local": "virtual", "ordering": "d_grab"},
-    {"reducer": "matcha", "loss_fn": problems.weighted_softmax_loss},
-]
-
 
 def train(**fields):
     result = problems.train(203, epochs=1, **fields)
     assert result.summary["examples_processed"] == 203
     return result.params
-
-
-@pytest.mark.parametrize("fields", CASES)
-def test_rounds_in_float64_need_no_promotion(fields, float64):
-    assert jax.config.jax_numpy_dtype_promotion == "strict"
-    assert train(**fields).dtype == np.float64
 
 
 @pytest.fixture
