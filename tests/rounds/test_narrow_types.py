@@ -61,12 +61,9 @@ def plain(dtype):
 @pytest.mark.parametrize(
     ("order", "loss_fn"),
     [
-        ("random_reshuffling", squares),
-        ("random_reshuffling", varying),
-        ("d_grab", squares),
-        ("d_grab_exact", squares),
+        *[("random_reshuffling", squares), ("random_reshuffling", varying)],
+        *[("d_grab", squares), ("d_grab_exact", squares)],
     ],
-    ids=["plain", "varying", "in_blocks", "per_example"],
 )
 def test_a_gradient_of_a_mean_that_is_finite_is_finite_here(dtype, order, loss_fn):
     expected, values = plain(dtype)
@@ -75,6 +72,11 @@ def test_a_gradient_of_a_mean_that_is_finite_is_finite_here(dtype, order, loss_f
     found = [line["loss"] for line in result.history]
     np.testing.assert_allclose(found, values, rtol=0.02)
     np.testing.assert_allclose(result.params, expected, rtol=0.02)
+
+
+def linear(params, batch, rng):
+    """In float32, of parameters of any kind."""
+    return batch["y"] * params.sum().astype(jnp.float32)
 
 
 def scanned(params, batch, rng):
@@ -90,13 +92,9 @@ def scanned(params, batch, rng):
 @pytest.mark.parametrize(
     ("dtype", "loss_fn", "divisor"),
     [
-        (np.float16, lambda p, batch, rng: batch["y"] * p.sum().astype(jnp.float32), 8),
-        (np.float32, squares, 8),
-        (np.float32, scanned, 8),
-        (np.float32, lambda p, batch, rng: (batch["x"] @ p - batch["y"]) ** 2, 1),
-        (jnp.bfloat16, lambda p, batch, rng: batch["y"] * p.sum().astype(jnp.float32), 1),
+        *[(np.float16, linear, 8), (jnp.bfloat16, linear, 1), (np.float32, linear, 1)],
+        *[(np.float32, squares, 8), (np.float32, scanned, 8)],
     ],
-    ids=["parameters", "computed", "in_a_scan", "float32", "bfloat16"],
 )
 def test_losses_are_divided_where_there_is_float16_alone(dtype, loss_fn, divisor):
     first = jax.tree.map(lambda leaf: leaf[:8], examples())

@@ -23,13 +23,9 @@ ROUNDS = 7  # so that what is done every second round is between
 FIELDS = {"workers": 3, "microbatch_size": 2, "budget": 12, "epochs": ROUNDS, "progress": False}
 
 OTHER_FUNCTIONS = {  # that do not say what they return, and return no optimiser
-    "bias_correction",
-    "matrix_inverse_pth_root",
-    "schedule_free_eval_params",
-    "sigmoid_binary_cross_entropy",
-    "update_infinity_moment",
-    "update_moment",
-    "update_moment_per_elem_norm",
+    *("bias_correction", "matrix_inverse_pth_root", "schedule_free_eval_params"),
+    *("sigmoid_binary_cross_entropy", "update_infinity_moment"),
+    *("update_moment", "update_moment_per_elem_norm"),
 }
 PART, WHOLE = {"w": True, "b": False}, {"w": "one", "b": "two"}
 TWO = {"one": optax.sgd(RATE), "two": optax.adam(RATE)}
