@@ -24,7 +24,7 @@ def mixing(facts):
 
 
 RULE = r"it must be a hetjax\.LocalRule"
-NO_PART = [
+REFUSED = [  # what is no part, what a part makes, what contradicts another, what is of another part
     ({"quota": None}, "quota: got None, which has no init, assign, observe"),
     ({"quota": gate.after(3)}, "quota: got a Gate, which has no init, assign, "),
     (
@@ -41,17 +41,6 @@ NO_PART = [
         r"whose make\(\) does not take 1 argument",
     ),
     ({"rule": gradients.gradient_sums}, f"rule: got a function; call it, if .*{RULE}"),
-]
-
-
-@pytest.mark.parametrize(("fields", "message"), NO_PART)
-def test_what_is_no_part_gets_the_contract_what_was_given_and_an_example(fields, message):
-    with pytest.raises(ValueError, match=message) as raised:
-        make(**fields)
-    assert " at 0x" not in str(raised.value)  # no addresses for a person to read over
-
-
-MADE_WRONG = [
     (
         {"reducer": topology.Reducer(lambda facts: 3, keeps_replicas_equal=True)},
         r"its make\(facts\) made 3, must make a",
@@ -64,40 +53,6 @@ MADE_WRONG = [
         {"gate": gates.Gate(lambda board, clock: 3, lambda ends, quotas: 0.0)},
         r"made 3 without begin, is_open, finished",
     ),
-]
-
-
-@pytest.mark.parametrize(("fields", "message"), MADE_WRONG)
-def test_what_a_part_makes_for_a_run_is_looked_at_when_the_run_is_made(fields, message):
-    with pytest.raises(ValueError, match=message):
-        make(**fields)
-
-
-@pytest.mark.parametrize(
-    ("assigned", "shown"),
-    [
-        (lambda total, caps: (np.full(4, total), 0), r"int64\[4\] \[8, 8, 8, 8\]"),
-        (lambda total, caps: (np.array([4, 4]), 0), r"int64\[2\] \[4, 4\]"),
-        (
-            lambda total, caps: (np.full(4, total / 4), 0),
-            r"float64\[4\] \[2\.0, 2\.0, 2\.0, 2\.0\]",
-        ),
-    ],
-)
-def test_quotas_that_are_none_are_shown_with_what_they_must_be(assigned, shown):
-    own = quota.QuotaPolicy(
-        lambda num_workers, budget: 0,
-        lambda state, total, caps: assigned(total, caps),
-        lambda state, times: state,
-    )
-    message = rf"total=8, caps=\[8, 8, 8, 8\]\) returned {shown}; quotas are whole"
-    with make(quota=own) as run:
-        state = run.init()
-        with pytest.raises(ValueError, match=message):
-            run.round(state)
-
-
-CONTRADICTIONS = [
     (
         {"ordering": "d_grab", "reducer": "d_psgd"},
         "'d_grab' does not work with reducer.name='d_psgd'; take all_reduce, ring",
@@ -130,25 +85,33 @@ CONTRADICTIONS = [
         {"gate": "first", "quota": quota.static((1, 1, 1, 0)), "budget": 3},
         "got 'first', but worker 3 has a quota of 0",
     ),
+    ({"gate": {"quorum": 3}}, "has no such option. It is one of 'quorum'"),
+    ({"quota": {"policy": "adaptive", "band": 0.1}}, "no such option.* It is one of 'dead_band'"),
 ]
 
 
-@pytest.mark.parametrize(("fields", "message"), CONTRADICTIONS)
-def test_parts_that_contradict_each_other_are_refused_when_the_run_is_made(fields, message):
-    with pytest.raises(ValueError, match=message):
+@pytest.mark.parametrize(("fields", "message"), REFUSED)
+def test_what_cannot_be_used_is_told_when_the_run_is_made(fields, message):
+    with pytest.raises(ValueError, match=message) as raised:
         make(**fields)
+    assert " at 0x" not in str(raised.value)  # no addresses for a person to read over
 
 
-def test_an_option_of_another_part_is_named_with_whose_it_is():
-    for fields, message in (
-        ({"gate": {"quorum": 3}}, "has no such option. It is one of 'quorum'"),
-        (
-            {"quota": {"policy": "adaptive", "band": 0.1}},
-            "has no such option.* It is one of 'dead_band'",
-        ),
-    ):
+@pytest.mark.parametrize(
+    ("made", "shown"),
+    [
+        (np.full(4, 8), r"int64\[4\] \[8, 8, 8, 8\]"),
+        (np.array([4, 4]), r"int64\[2\] \[4, 4\]"),
+        (np.full(4, 2.0), r"float64\[4\] \[2\.0, 2\.0, 2\.0, 2\.0\]"),
+    ],
+)
+def test_quotas_that_are_none_are_shown_with_what_they_must_be(made, shown):
+    own = policy.one_at_a_time()._replace(assign=lambda state, total, caps: (made, state))
+    message = rf"total=8, caps=\[8, 8, 8, 8\]\) returned {shown}; quotas are whole"
+    with make(quota=own) as run:
+        state = run.init()
         with pytest.raises(ValueError, match=message):
-            make(**fields)
+            run.round(state)
 
 
 # --- States ---
