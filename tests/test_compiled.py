@@ -8,7 +8,7 @@ import pytest
 
 from hetjax import compiled
 
-TWICE = """
+BEGIN = """
 import pathlib, sys, threading
 import hetjax
 hetjax.use_cpu_workers(4)
@@ -23,37 +23,30 @@ def fit():
     def loss_fn(w, b, rng):
         return (jax.numpy.tanh(b["x"] @ w) - b["y"]) ** 2
     result = hetjax.fit(loss_fn, np.ones(3, np.float32), optax.sgd(0.1), data, epochs=1,
-                        microbatch_size=4, budget=8, progress=False, **FIELDS)
+                        microbatch_size=4, budget=8, progress=False)
     misses = events.count("/jax/compilation_cache/cache_misses")
     hits = events.count("/jax/compilation_cache/cache_hits")
     print(misses, hits, float(result.params.sum()))
 
-fit()
-fit()
 """
 
 
-def run_twice(tmp_path, fields):
-    """(misses, hits, sum of the parameters) of two runs in one process."""
-    wanted = {"JAX_COMPILATION_CACHE_DIR", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"}
-    environ = {name: value for name, value in os.environ.items() if name not in wanted}
-    ended = subprocess.run(
-        [sys.executable, "-c", TWICE.replace("FIELDS", repr(fields))],
-        env={**environ, "XDG_CACHE_HOME": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return [tuple(map(float, line.split())) for line in ended.stdout.splitlines()]
+def run(code, tmp_path):
+    """(misses, hits, sum of the parameters) of each run in one process, with a cache below it."""
+    environ = {name: value for name, value in os.environ.items() if name[:4] != "JAX_"}
+    environ["XDG_CACHE_HOME"] = str(tmp_path)
+    command = [sys.executable, "-c", BEGIN + code, str(tmp_path)]
+    said = subprocess.check_output(command, env=environ, text=True)
+    return [tuple(map(float, line.split())) for line in said.splitlines()]
 
 
 @pytest.mark.slow
 def test_a_run_is_compiled_once_for_all_devices_and_runs_to_come(tmp_path):
-    first, second = run_twice(tmp_path, {})
+    first, second = run("fit()\nfit()\n", tmp_path)
     assert first[0] > 0
     assert second[0] == 0
     assert first[1] >= 3  # what three other workers do with their microbatches
-    (third, _) = run_twice(tmp_path, {})
+    (third,) = run("fit()\n", tmp_path)
     assert third[0] == 0
     assert first[2] == second[2] == third[2]
 
@@ -74,26 +67,12 @@ fit_at(rate)
 
 def test_another_learning_rate_compiles_nothing_and_reads_nothing(tmp_path):
     """What is on disk is removed after each fit, so a program is in memory or compiled."""
-
-    def swept(rates):
-        code = TWICE.replace("FIELDS", "{}").removesuffix("fit()\nfit()\n")
-        code += SWEEP.replace("RATES", repr(rates))
-        environ = {name: value for name, value in os.environ.items() if name[:4] != "JAX_"}
-        ended = subprocess.run(
-            [sys.executable, "-c", code, str(tmp_path)],
-            env={**environ, "XDG_CACHE_HOME": str(tmp_path)},
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        return [tuple(map(float, line.split())) for line in ended.stdout.splitlines()]
-
-    first, second, third, cleared = swept([1e-3, 3e-3, 1e-4])
+    first, second, third, cleared = run(SWEEP.replace("RATES", "[1e-3, 3e-3, 1e-4]"), tmp_path)
     assert first[0] > 0
     assert second[0] == third[0] == 0
     assert cleared[0] > 0
     assert len({first[2], second[2], third[2]}) == 3  # each trained by its own rate
-    assert third[2] == cleared[2] == swept([1e-4])[0][2]
+    assert third[2] == cleared[2] == run(SWEEP.replace("RATES", "[1e-4]"), tmp_path)[0][2]
 
 
 def test_no_more_programs_are_in_memory_than_the_page_says():
