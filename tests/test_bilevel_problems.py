@@ -60,21 +60,12 @@ def test_a_search_on_unequal_workers_is_that_of_one_device():
         updates, opt = tx.update(found.grad_x, opt)
         x, state = optax.apply_updates(x, updates), found.state
     train, validation, _ = jax.device_get(search.parts(config))
-    result = hetjax.fit_bilevel(
-        search.make_problem(config.lower.ridge),
-        np.asarray(made.x),
-        search.init(config.search.channels, config.seed),
-        estimators.make(config),
-        tx,
-        upper_source=validation,
-        lower_source=train,
-        outer_steps=2,
-        workers=4,
-        local="virtual",
-        cluster={"secs_per_microbatch": (1.0, 2.0, 4.0, 4.0), "clock": "virtual"},
-        microbatch_size=10,
-        progress=False,
-    )
+    y = search.init(config.search.channels, config.seed)
+    given = (search.make_problem(config.lower.ridge), np.asarray(made.x), y)
+    cluster = {"secs_per_microbatch": (1.0, 2.0, 4.0, 4.0), "clock": "virtual"}
+    fields = {"outer_steps": 2, "workers": 4, "local": "virtual", "microbatch_size": 10}
+    fields |= {"upper_source": validation, "lower_source": train, "progress": False}
+    result = hetjax.fit_bilevel(*given, estimators.make(config), tx, cluster=cluster, **fields)
     np.testing.assert_allclose(result.x, x, rtol=2e-3, atol=2e-5)
 
 

@@ -1,48 +1,38 @@
 """The page of the drill of engines, and what its command says of engines that are not there."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 
 from experiments.comparisons import kept
 from experiments.drills import engines
+from tests import programs
 
 
 def record(engine, seed, **changes):
     secs = dict(zip(engines.PARTS, (1.0, 4.0, 0.5, 2.0, 1.5, 1.0), strict=True))
     whole = {"whole": True, "bit_equal": True, "missing": 0, "doubled": 0, "left_in_memory": 0}
-    where = {
-        "engine": engine,
-        "seed": seed,
-        "rank": seed,
-        "round": 7,
-        "exit_code": 137,
-        "commit": "1234567",
-    }
-    return {**where, **whole, "secs_to_first_new_round": 10.0, "secs": secs, **changes}
+    where = {"engine": engine, "seed": seed, "rank": seed, "round": 7, "exit_code": 137}
+    where |= {"commit": "1234567", "secs_to_first_new_round": 10.0, "secs": secs}
+    return {**where, **whole, **changes}
 
 
 def test_the_table_adds_up_what_each_engine_did(tmp_path):
+    broken = {"whole": False, "bit_equal": False, "missing": 3, "secs_to_first_new_round": 20.0}
     for line in (
-        record("slurm", 0),
-        record("open_mpi", 0),
-        record(
-            "open_mpi", 1, whole=False, bit_equal=False, missing=3, secs_to_first_new_round=20.0
-        ),
+        *(record("slurm", 0), record("open_mpi", 0), record("open_mpi", 1, **broken)),
         record("open_mpi", 2, left_in_memory=1),
     ):
         kept.append(tmp_path / "runs.jsonl", line)
-    table = engines.table(tmp_path)
-    assert table.startswith("| figure | target | Open MPI | Slurm, two nodes |\n")
-    assert "| joined, killed, gone on | 20 of 20 | 2 of 3 | 1 of 1 |" in table
-    assert "| … of them process 0 |  | 1 | 1 |" in table
-    assert "| … equal to the bit | 20 of 20 | 2 of 3 | 1 of 1 |" in table
-    assert "| examples missing | 0 | 3 | 0 |" in table
-    assert "| files left in shared memory | 0 | 1 | 0 |" in table
-    assert "| kill to the first new round, s | told | 10.0 (20.0) | 10.0 (10.0) |" in table
-    assert "| … hetjax's own, s | ≤ 10 | 1.5 (1.5) | 1.5 (1.5) |" in table
+    table = engines.table(tmp_path).splitlines()
+    assert table[0] == "| figure | target | Open MPI | Slurm, two nodes |"
+    assert set(table) >= {
+        "| joined, killed, gone on | 20 of 20 | 2 of 3 | 1 of 1 |",
+        "| … of them process 0 |  | 1 | 1 |",
+        "| … equal to the bit | 20 of 20 | 2 of 3 | 1 of 1 |",
+        "| examples missing | 0 | 3 | 0 |",
+        "| files left in shared memory | 0 | 1 | 0 |",
+        "| kill to the first new round, s | told | 10.0 (20.0) | 10.0 (10.0) |",
+        "| … hetjax's own, s | ≤ 10 | 1.5 (1.5) | 1.5 (1.5) |",
+    }
 
 
 def test_the_page_says_what_the_kept_lines_say():
@@ -58,13 +48,7 @@ def test_the_page_says_what_the_kept_lines_say():
     ],
 )
 def test_the_command_says_which_engine_is_not_there(flags, code, said, tmp_path):
-    command = [sys.executable, "-m", "experiments.drills.engines", f"--results={tmp_path}", *flags]
-    ran = subprocess.run(
-        command,
-        env={**os.environ, "PATH": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = ["-m", "experiments.drills.engines", f"--results={tmp_path}", *flags]
+    ran = programs.run(command, tmp_path, PATH=str(tmp_path))
     assert (ran.returncode, said in ran.stderr) == (code, True), ran.stderr
     assert not list(tmp_path.iterdir())

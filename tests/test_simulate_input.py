@@ -11,6 +11,7 @@ from hetjax.cluster import emulate
 from hetjax.topology import gossip, graphs, links
 
 MANY = emulate.EmulatedCluster((1.0,) * 5000)
+OF_FIVE = topology.gossiping(lambda facts: gossip.d_psgd(graphs.ring(5)), before_update=True)
 
 
 @pytest.mark.parametrize(
@@ -23,33 +24,17 @@ MANY = emulate.EmulatedCluster((1.0,) * 5000)
             {"wait_for": "neighbours", "reducer": "d_psgd", "gate": "first"},
             "does not go with 'first'.*news from every worker",
         ),
-        (
-            {
-                "reducer": topology.gossiping(
-                    lambda facts: gossip.d_psgd(graphs.ring(5)), before_update=True
-                )
-            },
-            "schedule has 5 workers and the cluster 4",
-        ),
+        ({"reducer": OF_FIVE}, "schedule has 5 workers and the cluster 4"),
         ({"reducer": topology.d_psgd(graph=graphs.ring(5))}, "has 5 workers and the cluster 4"),
-        (
-            {"reducer": topology.all_reduce()._replace(network=None)},
-            "has no network",
-        ),
+        ({"reducer": topology.all_reduce()._replace(network=None)}, "has no network"),
         ({"budget": 0}, "budget: got 0"),
         ({"caps": [8, 8]}, r"caps are int64\[2\]"),
         ({"param_bytes": -1}, "param_bytes: got -1"),
         ({"cluster": {"delays": 1}}, "a field of cluster: got 'delays'.* Did you mean 'delay'"),
         ({"cluster": {"num_workers": 4}}, "no secs_per_microbatch"),
         ({"cluster": MANY, "reducer": "matcha"}, "at most 1000 workers"),
-        (
-            {"cluster": MANY, "reducer": topology.d_psgd(graph="complete")},
-            "'complete' is of at most",
-        ),
-        (
-            {"cluster": MANY, "budget": 40_000, "quota": quota.static([1] + [0] * 4999)},
-            "Give caps",
-        ),
+        ({"cluster": MANY, "reducer": topology.d_psgd(graph="complete")}, "is of at most"),
+        ({"cluster": MANY, "budget": 40_000, "quota": quota.static([1] + [0] * 4999)}, "Give caps"),
     ],
 )
 def test_what_cannot_be_simulated_is_refused_by_name(options, message):
@@ -76,29 +61,25 @@ def test_a_wrong_link_is_refused():
         links.LinkModel(-1.0, 1.0)
 
 
+PROGRAM = """
+import sys
+from absl import app
+from experiments import simulate
+try:
+    app.run(simulate.main)
+finally:
+    print('jax' in sys.modules, file=sys.stderr)
+"""
+
+
 def run_program(*flags):
-    code = (
-        "import sys\n"
-        "from absl import app\n"
-        "from experiments import simulate\n"
-        f"sys.argv = ['simulate', *{flags!r}]\n"
-        "try:\n"
-        "    app.run(simulate.main)\n"
-        "finally:\n"
-        "    print('jax' in sys.modules, file=sys.stderr)\n"
-    )
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    command = [sys.executable, "-c", PROGRAM, *flags]
+    return subprocess.run(command, capture_output=True, text=True)
 
 
 def test_the_program_prints_a_table_and_draws_a_picture_without_jax(tmp_path):
-    done = run_program(
-        "--workers=4,80",
-        "--rounds=5",
-        "--policies=equal,adaptive",
-        "--gates=none,first",
-        "--reducers=all_reduce,d_psgd",
-        f"--directory={tmp_path}",
-    )
+    flags = ("--workers=4,80", "--rounds=5", "--policies=equal,adaptive", "--gates=none,first")
+    done = run_program(*flags, "--reducers=all_reduce,d_psgd", f"--directory={tmp_path}")
     assert done.returncode == 0, done.stderr
     lines = [line for line in done.stdout.splitlines() if line.startswith("|")]
     assert len(lines) == 2 + 2 * 2 * 2 * 2
