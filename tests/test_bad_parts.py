@@ -5,7 +5,7 @@ import optax
 import pytest
 
 import hetjax
-from hetjax import gates, quota, topology
+from hetjax import quota, topology
 from hetjax.local import gradients
 from tests.own_parts import gate, hessian_product, order, policy, reducer
 from tests.rounds import problems
@@ -24,63 +24,41 @@ def mixing(facts):
 
 
 RULE = r"it must be a hetjax\.LocalRule"
+POLICY, ORDER, GATE = policy.one_at_a_time(), order.rotated(), gate.after(3)
+REDUCER, HESSIAN = (
+    topology.Reducer(mixing, keeps_replicas_equal=True),
+    hessian_product.hessian_product(LOSS),
+)
 REFUSED = [  # what is no part, what a part makes, what contradicts another, what is of another part
     ({"quota": None}, "quota: got None, which has no init, assign, observe"),
-    ({"quota": gate.after(3)}, "quota: got a Gate, which has no init, assign, "),
+    ({"quota": GATE}, "quota: got a Gate, which has no init, assign, "),
     (
-        {"quota": policy.one_at_a_time()._replace(assign=lambda state: 0)},
+        {"quota": POLICY._replace(assign=lambda state: 0)},
         r"got a QuotaPolicy, whose assign\(state\) does not take 3 arguments",
     ),
-    (
-        {"quota": "tests.own_parts.order:rotated"},
-        "policy: 'tests.own_parts.order:rotated' makes an Ordering, which has no a",
-    ),
+    ({"quota": "tests.own_parts.order:rotated"}, "rotated' makes an Ordering, which has no a"),
     ({"ordering": order.rotated}, "got the function rotated, .*call it, "),
-    (
-        {"reducer": topology.Reducer(lambda: 0, keeps_replicas_equal=True)},
-        r"whose make\(\) does not take 1 argument",
-    ),
+    ({"reducer": REDUCER._replace(make=lambda: 0)}, r"whose make\(\) does not take 1 argument"),
     ({"rule": gradients.gradient_sums}, f"rule: got a function; call it, if .*{RULE}"),
+    ({"reducer": REDUCER._replace(make=lambda facts: 3)}, r"its make\(facts\) made 3, must make a"),
     (
-        {"reducer": topology.Reducer(lambda facts: 3, keeps_replicas_equal=True)},
-        r"its make\(facts\) made 3, must make a",
-    ),
-    (
-        {"ordering": order.rotated()._replace(make_observer=lambda sizes: 3)},
+        {"ordering": ORDER._replace(make_observer=lambda sizes: 3)},
         r"its make_observer\(sizes\) made 3; it must make a hetjax\.ordering\.Observer",
     ),
-    (
-        {"gate": gates.Gate(lambda board, clock: 3, lambda ends, quotas: 0.0)},
-        r"made 3 without begin, is_open, finished",
-    ),
+    ({"gate": GATE._replace(open=lambda board, clock: 3)}, "3 without begin, is_open, finished"),
     (
         {"ordering": "d_grab", "reducer": "d_psgd"},
         "'d_grab' does not work with reducer.name='d_psgd'; take all_reduce, ring",
     ),
-    (
-        {"ordering": order.rotated()._replace(coordinated=True)},
-        "says coordinated=True and has no make_observer",
-    ),
-    (
-        {"reducer": topology.Reducer(mixing, keeps_replicas_equal=True, gossips=True)},
-        "says gossips=True, is_plain_sum=False, keeps_replicas_equal=True",
-    ),
+    ({"ordering": ORDER._replace(coordinated=True)}, "coordinated=True and has no make_observer"),
+    ({"reducer": REDUCER._replace(gossips=True)}, "gossips=True, is_plain_sum=False, keeps_repl"),
     (
         {"reducer": reducer.rounded_sum()._replace(keeps_replicas_equal=False, is_plain_sum=True)},
         "says gossips=False, is_plain_sum=True, keeps_replicas_equal=False",
     ),
-    (
-        {"reducer": topology.Reducer(mixing, keeps_replicas_equal=False)},
-        "says gossips=False, but its",
-    ),
-    (
-        {"ordering": "d_grab", "rule": hessian_product.hessian_product(LOSS), "optimizer": None},
-        "rule: the order balances gradients",
-    ),
-    (
-        {"gate": gate.after(3), "local": "fused"},
-        "got 'tests.own_parts.gate:after' with local='fused'",
-    ),
+    ({"reducer": REDUCER._replace(keeps_replicas_equal=False)}, "says gossips=False, but its"),
+    ({"ordering": "d_grab", "rule": HESSIAN, "optimizer": None}, "the order balances gradients"),
+    ({"gate": GATE, "local": "fused"}, "got 'tests.own_parts.gate:after' with local='fused'"),
     (
         {"gate": "first", "quota": quota.static((1, 1, 1, 0)), "budget": 3},
         "got 'first', but worker 3 has a quota of 0",
@@ -106,7 +84,7 @@ def test_what_cannot_be_used_is_told_when_the_run_is_made(fields, message):
     ],
 )
 def test_quotas_that_are_none_are_shown_with_what_they_must_be(made, shown):
-    own = policy.one_at_a_time()._replace(assign=lambda state, total, caps: (made, state))
+    own = POLICY._replace(assign=lambda state, total, caps: (made, state))
     message = rf"total=8, caps=\[8, 8, 8, 8\]\) returned {shown}; quotas are whole"
     with make(quota=own) as run:
         state = run.init()
@@ -127,7 +105,7 @@ def test_a_state_that_is_none_and_a_closed_run_are_told():
 
 
 def test_values_of_a_round_of_other_shapes_than_at_the_beginning_are_told():
-    with make(optimizer=None, rule=hessian_product.hessian_product(LOSS)) as run:
+    with make(optimizer=None, rule=HESSIAN) as run:
         state = run.init(given=np.zeros_like(WEIGHTS))
         with pytest.raises(ValueError, match=r"given has no arrays, .*began with .*\[5, 3\]"):
             run.round(state)

@@ -83,10 +83,7 @@ CONTRADICTIONS = [
         nested(cluster__changes=[leave(2, 0), leave(2, 1), leave(3, 2), leave(5, 3)]),
         "cluster.changes: no worker is present from round 5 on.",
     ),
-    (
-        nested(cluster__secs_per_microbatch=SPEEDS[:3]),
-        "cluster.secs_per_microbatch: got 3 values, must be 4",
-    ),
+    (nested(cluster__secs_per_microbatch=SPEEDS[:3]), "microbatch: got 3 values, must be 4"),
     (
         nested(cluster__secs_per_microbatch=SPEEDS, cluster__overhead_secs=(0.1,)),
         "cluster.overhead_secs: got 1 values, must be",

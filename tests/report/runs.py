@@ -31,12 +31,8 @@ GATE = {
     "returned_fraction": 0.314,
     "in_flight": "finish",
 }
-GOSSIP = {
-    "spectral_gap": 0.25,
-    "num_exchanges": 3,
-    "consensus_distance": 0.5,
-    "consensus_relative": 0.02,
-}
+GOSSIP = {"spectral_gap": 0.25, "num_exchanges": 3}
+GOSSIP |= {"consensus_distance": 0.5, "consensus_relative": 0.02}
 CONSENSUS = {"distance": 0.5, "relative": 0.02}
 
 

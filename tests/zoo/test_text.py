@@ -12,17 +12,8 @@ from hypothesis import strategies
 
 from hetjax.zoo import text
 
-SENTENCES = [
-    line.split()
-    for line in (
-        "the film is good",
-        "the film is bad",
-        "a good good actor",
-        "a bad plot and a bad end",
-        "plot and film",
-        "good end",
-    )
-]
+GOOD, BAD = "the film is good, a good good actor", "the film is bad, a bad plot and a bad end"
+SENTENCES = [line.split() for line in f"{GOOD}, {BAD}, plot and film, good end".split(", ")]
 
 
 @hypothesis.given(num_tokens=strategies.integers(2, 60), length=strategies.integers(1, 20))
