@@ -11,7 +11,7 @@ import pytest
 import hetjax
 from hetjax import compiled
 
-TWICE = """
+BEGIN = """
 import pathlib, sys, threading
 import hetjax
 hetjax.use_cpu_workers(4)
@@ -26,37 +26,30 @@ def fit():
     def loss_fn(w, b, rng):
         return (jax.numpy.tanh(b["x"] @ w) - b["y"]) ** 2
     result = hetjax.fit(loss_fn, np.ones(3, np.float32), optax.sgd(0.1), data, epochs=1,
-                        microbatch_size=4, budget=8, progress=False, **FIELDS)
+                        microbatch_size=4, budget=8, progress=False)
     misses = events.count("/jax/compilation_cache/cache_misses")
     hits = events.count("/jax/compilation_cache/cache_hits")
     print(misses, hits, float(result.params.sum()))
 
-fit()
-fit()
 """
 
 
-def run_twice(tmp_path, fields):
-    """(misses, hits, sum of the parameters) of two runs in one process."""
-    wanted = {"JAX_COMPILATION_CACHE_DIR", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"}
-    environ = {name: value for name, value in os.environ.items() if name not in wanted}
-    ended = subprocess.run(
-        [sys.executable, "-c", TWICE.replace("FIELDS", repr(fields))],
-        env={**environ, "XDG_CACHE_HOME": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return [tuple(map(float, line.split())) for line in ended.stdout.splitlines()]
+def run(code, tmp_path):
+    """(misses, hits, sum of the parameters) of each run in one process, with a cache below it."""
+    environ = {name: value for name, value in os.environ.items() if name[:4] != "JAX_"}
+    environ["XDG_CACHE_HOME"] = str(tmp_path)
+    command = [sys.executable, "-c", BEGIN + code, str(tmp_path)]
+    said = subprocess.check_output(command, env=environ, text=True)
+    return [tuple(map(float, line.split())) for line in said.splitlines()]
 
 
 @pytest.mark.slow
 def test_a_run_is_compiled_once_for_all_devices_and_runs_to_come(tmp_path):
-    first, second = run_twice(tmp_path, {})
+    first, second = run("fit()\nfit()\n", tmp_path)
     assert first[0] > 0
     assert second[0] == 0
     assert first[1] >= 3  # what three other workers do with their microbatches
-    (third, _) = run_twice(tmp_path, {})
+    (third,) = run("fit()\n", tmp_path)
     assert third[0] == 0
     assert first[2] == second[2] == third[2]
 

@@ -47,9 +47,9 @@ def exchanges(schedule, graph, round, num_workers):
     if schedule is None and isinstance(graph, graphs.PeriodicGraph):
         phase = graph.phases[round % len(graph.phases)]
         senders = [{int(phase[i])} - {i} for i in range(num_workers)]
-        return senders, [len(s) for s in senders], max(len(s) for s in senders)
-    if schedule is None:
+    elif schedule is None:
         senders = [set(graph.neighbours(i).tolist()) for i in range(num_workers)]
+    if schedule is None:
         return senders, [len(s) for s in senders], max(len(s) for s in senders)
     active = schedule.active(round)
     senders = [
@@ -150,21 +150,10 @@ def cases(draw):
 @hypothesis.settings(max_examples=60, deadline=None)
 @hypothesis.given(cases())
 def test_rounds_are_those_of_a_slow_loop(case):
-    check_against_slow(*case)
-
-
-def check_against_slow(policy, cluster, setting):
-    expected = slow(policy, cluster, 9, **setting)
-    rounds = []
-    found = simulate.simulate(
-        policy,
-        cluster,
-        num_rounds=9,
-        param_bytes=PARAM_BYTES,
-        link=LINK,
-        on_round=rounds.append,
-        **setting,
-    )
+    policy, cluster, setting = case
+    expected, rounds = slow(policy, cluster, 9, **setting), []
+    setting |= {"param_bytes": PARAM_BYTES, "link": LINK, "on_round": rounds.append}
+    found = simulate.simulate(policy, cluster, num_rounds=9, **setting)
     for index, (elapsed, mean, waiting, num_bytes, done, secs) in enumerate(expected):
         np.testing.assert_array_equal(rounds[index].microbatches_done, done)
         np.testing.assert_array_equal(rounds[index].compute_secs, secs)
@@ -188,39 +177,15 @@ def check_against_slow(policy, cluster, setting):
     ],
 )
 def test_a_training_run_of_the_same_seed_has_the_same_rounds(gate, drop):
-    secs = (1.0, 1.0, 0.5, 2.0)
-    data = problems.classification(203, np.float32)
-    run = problems.fit(
-        data,
-        problems.initial_weights(np.float32),
-        epochs=2,
-        microbatch_size=2,
-        budget=16,
-        seed=5,
-        local="virtual",
-        quota={"policy": "equal"},
-        gate={"in_flight": "drop" if drop else "finish", **gate},
-        reducer={"name": "d_psgd", "graph": "ring"},
-        cluster={
-            "num_workers": 4,
-            "secs_per_microbatch": secs,
-            "delay": "shifted_exponential",
-            "clock": "virtual",
-        },
-    )
-    cluster = emulate.EmulatedCluster(secs, delay="shifted_exponential", seed=5)
-    rounds = []
-    found = simulate.simulate(
-        "equal",
-        cluster,
-        budget=16,
-        num_rounds=len(run.history),
-        gate=gate,
-        drop=drop,
-        reducer="d_psgd",
-        param_bytes=problems.initial_weights(np.float32).nbytes,
-        on_round=rounds.append,
-    )
+    data, weights = problems.classification(203, np.float32), problems.initial_weights(np.float32)
+    secs = {"secs_per_microbatch": (1.0, 1.0, 0.5, 2.0), "delay": "shifted_exponential"}
+    fields = {"epochs": 2, "microbatch_size": 2, "budget": 16, "seed": 5, "local": "virtual"}
+    fields["gate"] = {"in_flight": "drop" if drop else "finish", **gate}
+    fields["reducer"] = {"name": "d_psgd", "graph": "ring"}
+    run = problems.fit(data, weights, quota="equal", cluster={**secs, "clock": "virtual"}, **fields)
+    rounds, fields = [], {"budget": 16, "num_rounds": len(run.history), "gate": gate, "drop": drop}
+    fields |= {"reducer": "d_psgd", "param_bytes": weights.nbytes, "on_round": rounds.append}
+    found = simulate.simulate("equal", {**secs, "seed": 5}, **fields)
     # No gate closes the round that ends an epoch, and it may be a smaller one.
     full = [line for line in run.history if line["full"] and line["examples_processed"] % 203]
     assert len(full) > 2

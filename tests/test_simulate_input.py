@@ -13,6 +13,7 @@ from hetjax.topology import gossip, graphs, links
 from tests.programs import ROOT
 
 MANY = emulate.EmulatedCluster((1.0,) * 5000)
+OF_FIVE = topology.gossiping(lambda facts: gossip.d_psgd(graphs.ring(5)), before_update=True)
 
 
 @pytest.mark.parametrize(
@@ -25,33 +26,17 @@ MANY = emulate.EmulatedCluster((1.0,) * 5000)
             {"wait_for": "neighbours", "reducer": "d_psgd", "gate": "first"},
             "does not go with 'first'.*news from every worker",
         ),
-        (
-            {
-                "reducer": topology.gossiping(
-                    lambda facts: gossip.d_psgd(graphs.ring(5)), before_update=True
-                )
-            },
-            "schedule has 5 workers and the cluster 4",
-        ),
+        ({"reducer": OF_FIVE}, "schedule has 5 workers and the cluster 4"),
         ({"reducer": topology.d_psgd(graph=graphs.ring(5))}, "has 5 workers and the cluster 4"),
-        (
-            {"reducer": topology.all_reduce()._replace(network=None)},
-            "has no network",
-        ),
+        ({"reducer": topology.all_reduce()._replace(network=None)}, "has no network"),
         ({"budget": 0}, "budget: got 0"),
         ({"caps": [8, 8]}, r"caps are int64\[2\]"),
         ({"param_bytes": -1}, "param_bytes: got -1"),
         ({"cluster": {"delays": 1}}, "a field of cluster: got 'delays'.* Did you mean 'delay'"),
         ({"cluster": {"num_workers": 4}}, "no secs_per_microbatch"),
         ({"cluster": MANY, "reducer": "matcha"}, "at most 1000 workers"),
-        (
-            {"cluster": MANY, "reducer": topology.d_psgd(graph="complete")},
-            "'complete' is of at most",
-        ),
-        (
-            {"cluster": MANY, "budget": 40_000, "quota": quota.static([1] + [0] * 4999)},
-            "Give caps",
-        ),
+        ({"cluster": MANY, "reducer": topology.d_psgd(graph="complete")}, "is of at most"),
+        ({"cluster": MANY, "budget": 40_000, "quota": quota.static([1] + [0] * 4999)}, "Give caps"),
     ],
 )
 def test_what_cannot_be_simulated_is_refused_by_name(options, message):
