@@ -7,6 +7,7 @@ status 2 and a message.
 
 import difflib
 import itertools
+import logging
 import re
 import sys
 import textwrap
@@ -64,6 +65,7 @@ def run(
             sys.exit(f"Unexpected arguments: {' '.join(argv[1:])}")
         return main()
 
+    logging.getLogger("hetjax").propagate = False  # to absl's handler, which has a form of its own
     try:
         app.run(checked, flags_parser=flags_parser)
     finally:

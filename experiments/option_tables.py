@@ -1,12 +1,11 @@
-"""Which fields has a configuration, and which options has each part? Tables for the pages of docs/.
+"""Which fields has a configuration, and which options has each part? Writes both pages of docs/.
 
-python -m experiments.option_tables parts > docs/parts.md
-python -m experiments.option_tables fields > docs/fields.md
+python -m experiments.option_tables
 """
 
 import inspect
+import pathlib
 import pkgutil
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -26,13 +25,12 @@ def rows_of_fields(parent: type) -> Iterator[tuple[str, str, str, str]]:
         yield dotted, repr(option.default), option.told, allowed
 
 
-def fields_page(parent: type) -> str:
-    """The table of all the fields below `parent`, in Markdown, without options of parts."""
+def fields_page() -> str:
+    """The table of all fields, in Markdown, without options of parts."""
     lines = [
         "# The fields of a configuration",
         "",
-        "Made from their declarations by `python -m experiments.option_tables fields >",
-        "docs/fields.md`. The options of policies, orders, reducers, gates and rules are in",
+        "Made by `python -m experiments.option_tables`. The options of parts are in",
         "[parts.md](parts.md); how a field is set is in [configuration.md](configuration.md).",
         "",
         "| field | default | allowed | what it is |",
@@ -41,7 +39,7 @@ def fields_page(parent: type) -> str:
     of_parts = {name for name, *_ in rows_of_options()}
     lines += [
         f"| `{name}` | `{default}` | {_cell(allowed)} | {_cell(told)} |"
-        for name, default, told, allowed in rows_of_fields(parent)
+        for name, default, told, allowed in rows_of_fields(config.ExperimentConfig)
         if name not in of_parts and not name.endswith(f".{kinds.ARGUMENTS}")
     ]
     return "\n".join(lines) + "\n"
@@ -51,8 +49,7 @@ def rows_of_options() -> Iterator[tuple[str, str, str, str, str]]:
     """(field, parts that have it, default, what is allowed, unit and sentence) of each option."""
     for group in kinds.KINDS:
         for name, owners, option in kinds.stated(group):
-            shown, allowed = repr(option.default), option.rule.allowed
-            yield f"{group}.{name}", owners, shown, allowed, option.told
+            yield f"{group}.{name}", owners, _default(option), option.rule.allowed, option.told
 
 
 def parts_page() -> str:
@@ -60,23 +57,21 @@ def parts_page() -> str:
     lines = [
         "# The parts and their options",
         "",
-        "Made from the factories by `python -m experiments.option_tables parts > docs/parts.md`.",
-        "A part is given to `hetjax.fit` as an object, a name or a dict of fields; on the command",
-        "line `--config.quota.min_gain=0.05` sets a field. [contracts.md](contracts.md) says what",
-        "a part's functions are given and must return.",
+        "Made by `python -m experiments.option_tables`. A part is given to `hetjax.fit` as an",
+        "object, a name or a dict of fields; `--config.quota.min_gain=0.05` sets one in a command.",
+        "[contracts.md](contracts.md) says what a part's functions are given and must return.",
     ]
     for group, kind in kinds.KINDS.items():
         rows = [row for row in rows_of_options() if row[0].startswith(f"{group}.")]
         lines += _section(f"{group}.{kind.key}", kind.example, kind.title, kind.registry, rows)
     rules = {name: pkgutil.resolve_name(path) for name, path in kinds.RULES.items()}
     rows = [
-        ("rule.arguments", name, f"{option}: no default", each.rule.allowed, each.told)
+        ("rule.arguments", name, f"{option}: {_default(each)}", each.rule.allowed, each.told)
         for name, factory in rules.items()
         if parts.is_factory(factory)
         for option, each in parts.options_of(factory).items()
     ]
-    example = "rule=hetjax.per_example_clip(1.0)"
-    lines += _section("rule.name", example, "local rule", rules, rows)
+    lines += _section("rule.name", "rule=hetjax.per_example_clip(1.0)", "local rule", rules, rows)
     return "\n".join(lines) + "\n"
 
 
@@ -98,13 +93,22 @@ def _section(
         yield f"| `{option}` | {owners} | `{shown}` | {_cell(allowed)} | {_cell(says)} |"
 
 
+def _default(option: parts.Option) -> str:
+    return "no default" if option.is_required else repr(option.default)
+
+
 def _cell(text: str) -> str:
     """A text in a table of Markdown."""
     return text.replace("|", "\\|")
 
 
+def pages() -> dict[pathlib.Path, str]:
+    """What each page holds."""
+    docs = pathlib.Path(__file__).parent.parent / "docs"
+    return {docs / "parts.md": parts_page(), docs / "fields.md": fields_page()}
+
+
 if __name__ == "__main__":
-    pages = {"parts": parts_page, "fields": lambda: fields_page(config.ExperimentConfig)}
-    if len(sys.argv) != 2 or sys.argv[1] not in pages:
-        sys.exit("option_tables: say parts or fields")
-    print(pages[sys.argv[1]](), end="")
+    for path, text in pages().items():
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text, encoding="utf-8")

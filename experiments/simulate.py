@@ -1,10 +1,11 @@
-"""How do rounds grow with the number of workers? A table and a picture, without training.
+"""How do rounds grow with the number of workers? A table, and a picture if asked for.
 
     python -m experiments.simulate [--workers=8,64,1000,10000] [--policies=equal,adaptive]
-        [--gates=none,first] [--reducers=all_reduce,d_psgd] [--graph=ring] [--directory=DIR]
+        [--gates=none,first] [--reducers=all_reduce,d_psgd] [--graph=ring] [--picture=FILE]
 
 Every line is a run of `hetjax.simulate`; its gain is the throughput over that of equal split
-without a gate, where all workers wait, with the same reducer. No JAX here: it starts in a second.
+without a gate, where all workers wait, with the same reducer. Nothing is trained: without JAX it
+starts in a second.
 """
 
 import itertools
@@ -20,7 +21,7 @@ from experiments import command_line
 from hetjax import gates, parts, quota, simulate, topology
 from hetjax.cluster import emulate
 from hetjax.config import kinds
-from hetjax.topology import graphs, links
+from hetjax.topology import links
 
 _WORKERS = flags.DEFINE_list("workers", ["8", "64", "1000", "10000"], "Numbers of workers.")
 _POLICIES = flags.DEFINE_list(
@@ -30,7 +31,7 @@ _GATES = flags.DEFINE_list("gates", ["none", "first"], f"Of {', '.join(gates.GAT
 _REDUCERS = flags.DEFINE_list(
     "reducers", ["all_reduce", "d_psgd"], f"Of {', '.join(topology.REDUCERS)}."
 )
-_GRAPH = flags.DEFINE_enum("graph", "ring", list(graphs.GRAPHS), "Of the reducers that gossip.")
+_GRAPH = flags.DEFINE_enum("graph", "ring", list(topology.GRAPHS), "Of the reducers that gossip.")
 _ROUNDS = flags.DEFINE_integer("rounds", 100, "Rounds of each run.", lower_bound=1)
 _SPEEDS = flags.DEFINE_list(
     "speeds", ["1", "1", "1", "0.5"], "Relative speeds, repeated over all workers."
@@ -65,7 +66,7 @@ _MEGABYTES = flags.DEFINE_float("megabytes", 10.0, "Of the parameters.", lower_b
 _LATENCY = flags.DEFINE_float("latency_secs", 1e-5, "Of a message.", lower_bound=0.0)
 _GIGABITS = flags.DEFINE_float("gigabits", 10.0, "A second, of a link.", lower_bound=1e-9)
 _SEED = flags.DEFINE_integer("seed", 0, "Of all delays.", lower_bound=0)
-_DIRECTORY = flags.DEFINE_string("directory", ".", "Gets simulate.png.")
+_PICTURE = flags.DEFINE_string("picture", None, "A file, such as simulated.png; none by default.")
 
 
 class Line(NamedTuple):
@@ -94,11 +95,6 @@ def main() -> None:
     _check_names("gates", _GATES.value, list(gates.GATES))
     _check_names("reducers", _REDUCERS.value, list(topology.REDUCERS))
     _check_together(sizes)
-    directory = pathlib.Path(_DIRECTORY.value).expanduser()
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        sys.exit(f"--directory={directory} cannot be used: {error}; give one that can be written.")
     print(
         "| n | reducer | policy | gate | mean round (s) | waiting | MB sent a worker and round "
         "| microbatches/s | over blocking equal split |\n|---|---|---|---|---|---|---|---|---|"
@@ -116,9 +112,14 @@ def main() -> None:
                 print(_text(lines[-1]), flush=True)
         except ValueError as error:
             sys.exit(f"{num_workers} workers with {reducer}: {error}")
-    path = directory / "simulate.png"
-    draw(lines, path)
-    print(f"\n{path}: {time.perf_counter() - began:.0f} s for {len(lines)} runs", file=sys.stderr)
+    print(f"\n{time.perf_counter() - began:.0f} s for {len(lines)} runs", file=sys.stderr)
+    if _PICTURE.value:
+        path = pathlib.Path(_PICTURE.value).expanduser()
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            draw(lines, path)
+        except (OSError, ValueError) as error:  # also a suffix of no kind of picture
+            sys.exit(f"--picture={path} cannot be written: {error}")
 
 
 def _made(kind: str, name: str, **options: Any) -> Any:

@@ -8,6 +8,8 @@ the launcher) start without it. `hetjax.quota`, `hetjax.gates`, `hetjax.ordering
 import importlib
 from typing import Any
 
+from hetjax import messages as messages
+
 __version__ = "0.1.0"
 
 _HOMES = {

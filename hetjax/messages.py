@@ -1,11 +1,35 @@
-"""What a run tells its user beside its results, on stderr."""
+"""What a run tells its user beside its results: by `logging`, and on stderr where nobody takes it.
+
+Each module that speaks has a logger of its name. A user silences them by
+`logging.getLogger("hetjax").setLevel(logging.ERROR)`, and collects what is said by a handler there
+or on the root logger.
+"""
 
 import contextlib
+import logging
 import sys
 
 
-def say(text: str) -> None:
-    """Tells the user something that is no error, on a line of its own, above a bar that moves."""
-    bars = getattr(sys.modules.get("tqdm"), "tqdm", None)
-    with bars.external_write_mode(sys.stderr) if bars else contextlib.nullcontext():
-        print(f"hetjax: {text}", file=sys.stderr)
+class OnStderr(logging.Handler):
+    """Prints what no handler of the user's gets, on a line of its own, above a bar that moves.
+
+    Whether there is another handler is asked at each message: one may come after the import.
+    """
+
+    def emit(self, record: logging.LogRecord) -> None:
+        above = logging.root.handlers if logger.propagate else []
+        if any(not isinstance(h, OnStderr | logging.NullHandler) for h in logger.handlers + above):
+            return
+        who = "hetjax.launch" if record.name.startswith("hetjax.launch") else "hetjax"
+        bars = getattr(sys.modules.get("tqdm"), "tqdm", None)
+        try:
+            with bars.external_write_mode(sys.stderr) if bars else contextlib.nullcontext():
+                print(f"{who}: {record.getMessage()}", file=sys.stderr)
+        except (OSError, ValueError):  # nobody reads stderr any more; the run goes on
+            self.handleError(record)
+
+
+logger = logging.getLogger("hetjax")
+logger.addHandler(OnStderr())
+if logger.level == logging.NOTSET:
+    logger.setLevel(logging.INFO)

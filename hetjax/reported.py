@@ -50,6 +50,8 @@ class RoundWorkers(NamedTuple):
     """`[W]`, seconds to the end of its last microbatch, by its own clock."""
     host_secs: list[float] | None = None
     """`[W]`, seconds of its process beside `compute_secs`; None: unknown."""
+    changes: list[tuple[int, str]] | None = None
+    """In a run apart, workers that came or went in it: `(worker, what happened)`."""
 
 
 class RoundTimes(NamedTuple):

@@ -3,6 +3,7 @@
 import atexit
 import collections
 import gc
+import logging
 import math
 import os
 import pathlib
@@ -33,6 +34,7 @@ jax.config.update("jax_compilation_cache_dir", os.environ["JAX_COMPILATION_CACHE
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
 jax.config.update("jax_num_cpu_devices", 8)
+logging.root.addHandler(logging.NullHandler())  # or absl adds another, which takes what is said
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")  # every cast is written down
 # Modules whose casts nobody has gone through yet: JAX promotes types there, as by default.

@@ -3,39 +3,19 @@
 from experiments.orders import arms, results
 from experiments.orders.tasks import Task
 
+CHANGES = {"cluster.secs_per_microbatch": (), "model.name": "logistic", "local": "virtual"}
+CHANGES |= {"data.num_train": 128, "microbatch_size": 4, "budget": 4, "epochs": 3}
+FASTEST = ("random_reshuffling", "fixed_map")  # to compile
 TINY = Task(
-    name="tiny",
-    title="Digits",
-    config="digits",
-    changes={
-        "cluster.secs_per_microbatch": (),
-        "model.name": "logistic",
-        "local": "virtual",
-        "data.num_train": 128,
-        "microbatch_size": 4,
-        "budget": 4,
-        "epochs": 3,
-    },
-    learning_rates=(0.05,),
-    round_millis=1.0,
-    arms=("random_reshuffling", "fixed_map"),  # they compile fastest
-    seeds=(0, 1),
-    every=2,
-    num_eval=32,
+    "tiny", "Digits", "digits", CHANGES, (0.05,), 1.0, FASTEST, (0, 1), every=2, num_eval=32
 )
 BASE, BALANCED = arms.BASELINE, arms.LEADER
 
 
 def record_of(losses, task=TINY, **fields):
-    return {
-        "train_losses": losses,
-        "metric": "test_accuracy",
-        "metric_values": [0.5] * len(losses),
-        "task": task.name,
-        "settings": task.settings,
-        "epochs": 3,
-        "quotas": [],
-    } | fields
+    made = {"train_losses": losses, "metric": "test_accuracy", "epochs": 3, "quotas": []}
+    made |= {"task": task.name, "settings": task.settings}
+    return made | {"metric_values": [0.5] * len(losses)} | fields
 
 
 def arms_of(task, losses, secs=()):

@@ -2,6 +2,7 @@
 
 import jax
 import optax
+import pytest
 
 
 def promoting(optimizer):
@@ -12,3 +13,10 @@ def promoting(optimizer):
             return optimizer.update(*args, **options)
 
     return optax.GradientTransformationExtraArgs(optimizer.init, update)
+
+
+@pytest.fixture(autouse=True)
+def casts_of_optax():
+    """In a module that imports it, JAX promotes types in each test."""
+    with jax.numpy_dtype_promotion("standard"):
+        yield

@@ -26,7 +26,6 @@ TWO_WORKERS = [
     "--config.checkpoint.every_rounds=1",
 ]
 LONG = ["--config.budget=1", "--config.epochs=1000", "--config.eval_every=1000"]
-NEVER = ["--config.checkpoint.every_rounds=0", "--config.checkpoint.every_secs=0"]
 
 
 @contextlib.contextmanager
@@ -54,23 +53,27 @@ def run(*command, **environment):
         return process.returncode, said
 
 
-def refused(message, *command, **environment):
-    """Checks that a command ends with code 2 and the message; what it said."""
-    code, said = run(*command, **environment)
+def refused(message, workdir, *more, before=(), **environment):
+    """Checks that a training ends with code 2 and the message, and leaves nothing."""
+    code, said = run(*before, *TRAIN, *TWO_WORKERS, f"--workdir={workdir}", *more, **environment)
     assert code == 2, said
     assert re.search(message, said, re.DOTALL), said
-    return said
+    assert not workdir.is_dir() or not any(workdir.iterdir())
 
 
-def place(process_id, port, num_processes=2):
-    return [
-        f"--process_id={process_id}",
-        f"--num_processes={num_processes}",
-        f"--coordinator=127.0.0.1:{port}",
-    ]
+def place(process_id, port):
+    flags = {"process_id": process_id, "num_processes": 2, "coordinator": f"127.0.0.1:{port}"}
+    return [f"--{name}={value}" for name, value in flags.items()]
 
 
-def free_port():
+@pytest.fixture
+def taken():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server.getsockname()[1]
+
+
+@pytest.fixture
+def port():
     with socket.create_server(("127.0.0.1", 0)) as server:
         return server.getsockname()[1]
 
@@ -78,33 +81,19 @@ def free_port():
 # Ports and coordinators
 
 
-def test_process_0_says_that_its_port_is_in_use(tmp_path):
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-        arguments = [*TWO_WORKERS, f"--workdir={tmp_path}", *place(0, port)]
-        refused(
-            f"process 0 cannot listen at 127.0.0.1:{port}",
-            *TRAIN,
-            *arguments,
-            HETJAX_START_SECS="5",
-        )
-    assert not any(tmp_path.iterdir())
-
-
-def test_the_launcher_says_that_its_port_is_in_use(tmp_path):
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-        command = [*LAUNCH, "--workers=2", f"--port={port}", "--", *TRAIN, f"--workdir={tmp_path}"]
-        refused(rf"--port={port}: nobody can listen there", *command)
+def test_a_port_that_is_in_use_is_told(taken, tmp_path):
+    message = f"process 0 cannot listen at 127.0.0.1:{taken}"
+    refused(message, tmp_path, *place(0, taken), HETJAX_START_SECS="5")
+    launch = [*LAUNCH, "--workers=2", f"--port={taken}", "--"]
+    refused(rf"--port={taken}: nobody can listen there", tmp_path, before=launch)
 
 
 @pytest.mark.slow
-def test_a_coordinator_that_comes_late_is_waited_for(tmp_path):
-    port = free_port()
-    arguments = [*TWO_WORKERS, f"--workdir={tmp_path}"]
-    with started(*TRAIN, *arguments, *place(1, port)) as late:
+def test_a_coordinator_that_comes_late_is_waited_for(port, tmp_path):
+    command = [*TRAIN, *TWO_WORKERS, f"--workdir={tmp_path}"]
+    with started(*command, *place(1, port)) as late:
         time.sleep(5)
-        code, said = run(*TRAIN, *arguments, *place(0, port))
+        code, said = run(*command, *place(0, port))
         _, told = late.communicate(timeout=PATIENCE_SECS)
     assert (code, late.returncode) == (0, 0), said + told
     assert "Traceback" not in told
@@ -112,42 +101,30 @@ def test_a_coordinator_that_comes_late_is_waited_for(tmp_path):
 
 
 @pytest.mark.parametrize("process_id", [0, 1])
-def test_who_waits_in_vain_is_told_what_to_look_at(process_id, tmp_path):
-    port = free_port()
-    arguments = [*TWO_WORKERS, f"--workdir={tmp_path}", *place(process_id, port)]
-    message = rf"process {process_id} of 2 cannot join its run at 127.0.0.1:{port}: .*--coordinator"
-    refused(message, *TRAIN, *arguments, HETJAX_START_SECS="3")
-    assert not any(tmp_path.iterdir())
+def test_who_waits_in_vain_is_told_what_to_look_at(process_id, port, tmp_path):
+    message = rf"process {process_id} of 2 cannot join its run at 127.0.0.1:{port}: .*--coor"
+    refused(message, tmp_path, *place(process_id, port), HETJAX_START_SECS="3")
 
 
 @pytest.mark.parametrize(
-    ("arguments", "environment", "message"),
+    ("before", "arguments", "environment", "message"),
     [
-        (["--process_id=0"], {}, "--process_id is 0 and --num_processes None; give both"),
-        (place(2, 7000), {}, "--process_id is 2; it must be from 0 to 1"),
-        (place(0, 7000), {"HETJAX_START_SECS": "soon"}, "HETJAX_START_SECS is 'soon'; it must be"),
+        ([], ["--process_id=0"], {}, "--process_id is 0 and --num_processes None; give both"),
+        ([], place(2, 7000), {}, "--process_id is 2; it must be from 0 to 1"),
+        ([], place(0, 7000), {"HETJAX_START_SECS": "soon"}, "HETJAX_START_SECS is 'soon'; it must"),
+        ([*LAUNCH, "--workers=2", "--cpus=1,0.5,0.5", "--"], [], {}, "3 shares for --workers=2"),
     ],
 )
-def test_half_a_place_is_refused(arguments, environment, message, tmp_path):
-    refused(message, *TRAIN, *TWO_WORKERS, f"--workdir={tmp_path}", *arguments, **environment)
-    assert not any(tmp_path.iterdir())
-
-
-# Workers and shares
-
-
-def test_shares_that_fit_no_workers_are_refused(tmp_path):
-    flags = ["--workers=2", "--cpus=1,0.5,0.5"]
-    refused("3 shares for --workers=2", *LAUNCH, *flags, "--", *TRAIN, f"--workdir={tmp_path}")
-    assert not any(tmp_path.iterdir())
+def test_half_a_place_and_a_share_too_many_are_refused(
+    before, arguments, environment, message, tmp_path
+):
+    refused(message, tmp_path, *arguments, before=before, **environment)
 
 
 @pytest.mark.slow
 def test_another_number_of_processes_than_workers_is_refused(tmp_path):
-    command = [*LAUNCH, "--workers=3", "--", *TRAIN, *TWO_WORKERS, f"--workdir={tmp_path}"]
-    said = refused("cluster.num_workers=2 must be a multiple of 3", *command)
-    assert "refused its input (exit code 2); nothing is restarted" in said
-    assert not any(tmp_path.iterdir())
+    message = r"2 must be a multiple of 3.* input \(exit code 2\); nothing is restarted"
+    refused(f"cluster.num_workers={message}", tmp_path, before=[*LAUNCH, "--workers=3", "--"])
 
 
 # Directories
@@ -186,11 +163,10 @@ FILL = 'head -c 99999999 /dev/zero > filler 2> /dev/null || true; truncate -s "-
 def test_a_full_disk_is_told(free_kb, more, message, tmp_path):
     disk = tmp_path / "disk"
     command = f'cd {disk}; {FILL.format(free_kb)}; cd {ROOT}; exec "$@"'
-    prefix = on_disk(disk, "size=4m", command)
-    refused(message, *prefix, *TRAIN, *TWO_WORKERS, *more, f"--workdir={disk / 'run'}")
+    refused(message, disk / "run", *more, before=on_disk(disk, "size=4m", command))
 
 
 def test_a_directory_that_can_only_be_read_is_told(tmp_path):
-    prefix = on_disk(tmp_path / "disk", "ro", 'exec "$@"')
-    arguments = [*TWO_WORKERS, f"--workdir={tmp_path / 'disk' / 'run'}"]
-    refused("cannot be used: .*Read-only file system", *prefix, *TRAIN, *arguments)
+    disk = tmp_path / "disk"
+    before = on_disk(disk, "ro", 'exec "$@"')
+    refused("cannot be used: .*Read-only file system", disk / "run", before=before)

@@ -46,7 +46,11 @@ def measured(*arguments):
 
 @pytest.mark.slow
 def test_the_table_of_a_cpu_is_complete():
-    about, rows = measured("--tiny")
+    command = [sys.executable, "-m", "experiments.benchmarks.accelerator", "--tiny"]
+    environ = {**os.environ, "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}  # most seconds are compiling
+    said = subprocess.check_output(command, env=environ, text=True)
+    about, _, table = said.partition("\n\n| figure | target | reached |\n|---|---|---|\n")
+    rows = [Row(*line.strip("| ").split(" | ")) for line in table.splitlines()]
     assert "cores, cpu, Python" in about
     expected = [part for name in accelerator.GROUPS for part in ROWS[name]]
     assert all(part in row.name for row, part in zip(rows, expected, strict=True))

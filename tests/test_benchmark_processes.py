@@ -6,16 +6,8 @@ from experiments.benchmarks import launched_runs, process_arms, processes, rows
 
 
 def _line(round, **fields):
-    line = {
-        "round": round,
-        "full": True,
-        "examples": 100,
-        "round_secs": 2.0,
-        "local_secs": 1.5,
-        "waiting_fraction": 0.2,
-        "quotas": [2, 1, 1],
-    }
-    return line | fields
+    line = {"round": round, "full": True, "examples": 100, "round_secs": 2.0, "local_secs": 1.5}
+    return line | {"waiting_fraction": 0.2, "quotas": [2, 1, 1]} | fields
 
 
 def test_steady_rounds_leave_out_the_first_and_those_not_full():

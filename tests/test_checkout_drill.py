@@ -18,30 +18,23 @@ CACHE = pathlib.Path(os.environ["JAX_COMPILATION_CACHE_DIR"])
 TOGETHER = "2/stepped/pair_balance/d_psgd/shared/deadline"
 
 
-@pytest.fixture(scope="module")
-def arms():
+def arms(*names):
     named = {arm["name"]: arm for arm in checkout_arms.arms()}
-    return [named[ALONE], named[TOGETHER]]
+    return [named[name] for name in names]
+
+
+def both(directory, *names):
+    """Both sides of this checkout, which are found to be one."""
+    results = checkouts.run_both(arms(*names), checkouts.ROOT, checkouts.ROOT, directory)
+    text, is_good = checkouts.table(results, {})
+    assert is_good, text
+    assert "| all | 2 | 2 | 2 |" in text
+    return directory
 
 
 @pytest.fixture(scope="module")
-def directory(arms, tmp_path_factory):
-    """Both sides of this checkout against itself."""
-
-    def run(directory):
-        root = checkouts.ROOT
-        results = checkouts.run_both(arms, root, root, directory)
-        text, is_good = checkouts.table(results, {})
-        assert is_good, text
-        assert "| all | 2 | 2 | 2 |" in text
-        return directory
-
-    return once(tmp_path_factory, "checkouts", run)
-
-
-@pytest.fixture
-def outcome(directory):
-    return checkout_outcomes.read(directory / "before" / ALONE)
+def directory(tmp_path_factory):
+    return once(tmp_path_factory, "checkouts", lambda directory: both(directory, ALONE, TOGETHER))
 
 
 def test_arms_are_every_combination_that_works_together():
@@ -50,52 +43,38 @@ def test_arms_are_every_combination_that_works_together():
     assert len({tuple(name) for name in names}) == len(arms)
     pairs = {(ordering, reducer) for _, _, ordering, reducer, *_ in names}
     assert {tuple(c[1:]) for c in checkout_grid.faults.combinations()} == pairs
-    for processes, local, sharings in (
-        ("1", "stepped", 2),
-        ("1", "fused", 2),
-        ("1", "virtual", 2),
-        ("2", "stepped", 1),
-        ("2", "fused", 1),
-    ):
+    for form in ("1/stepped", "1/fused", "1/virtual", "2/stepped", "2/fused"):
+        (processes, local), sharings = form.split("/"), 2 if form[0] == "1" else 1
         own = [n for n in names if n[:2] == [processes, local]]
         assert len(own) == len(pairs) * sharings
         assert {n[4] for n in own} == {"shared", "private"}
         assert len({n[5] for n in own}) == (2 if local == "fused" else 5)
 
 
-def test_another_seed_is_found(arms, directory, tmp_path):
-    other = copy.deepcopy(arms[:1])
+def test_another_seed_is_found(directory, tmp_path):
+    other = copy.deepcopy(arms(ALONE))
     other[0]["fields"]["seed"] = 1
     checkouts.run_checkout(checkouts.ROOT, other, tmp_path, cache=CACHE)
-    (result,) = checkouts.compare(arms[:1], directory / "before", tmp_path)
+    (result,) = checkouts.compare(arms(ALONE), directory / "before", tmp_path)
     assert not result.identical
     assert "orders[0][0]" in result.told
     assert not checkouts.table([result], {})[1]
 
 
-def test_the_least_bit_is_found(outcome):
+def test_differences_of_rounds_queues_ledger_and_losses_are_found(directory):
+    outcome = checkout_outcomes.read(directory / "before" / ALONE)
     other = copy.deepcopy(outcome)
-    name = "params of 3"
-    leaf = other.arrays[name][0]
+    leaf = other.arrays["params of 3"][0]
     leaf.flat[0] = np.nextafter(leaf.flat[0], np.float32(np.inf))
-    assert checkout_outcomes.differences(outcome, other) == [f"arrays[{name}][0]"]
     assert 0 < checkout_outcomes.largest_gap(outcome, other) < 1e-6
-
-
-def test_differences_of_rounds_queues_ledger_and_losses_are_found(outcome):
-    assert checkout_outcomes.differences(outcome, copy.deepcopy(outcome)) == []
-    other = copy.deepcopy(outcome)
     other.rounds[1]["quotas"][2] += 1
     other.queues[3][0] = other.queues[3][0][::-1]
     other.ledger[0][0][5] += 1
     other.counts["examples_missing"] = 1
     other.numbers[4]["loss"] += 1e-8
     assert checkout_outcomes.differences(outcome, other) == [
-        "rounds[1][quotas][2]",
-        "queues[3][0]",
-        "ledger[0][0]",
-        "counts[examples_missing]",
-        "numbers[4][loss]",
+        *("rounds[1][quotas][2]", "queues[3][0]", "ledger[0][0]", "counts[examples_missing]"),
+        *("numbers[4][loss]", "arrays[params of 3][0]"),
     ]
     shorter = outcome._replace(rounds=outcome.rounds[:-1])
     assert "of them" in checkout_outcomes.differences(outcome, shorter)[0]
@@ -134,29 +113,20 @@ KINDS = (
 
 
 @pytest.fixture(scope="module")
-def of_kinds():
-    named = {arm["name"]: arm for arm in checkout_arms.arms()}
-    return [named[name] for name in KINDS]
-
-
-@pytest.fixture(scope="module")
-def kinds_directory(of_kinds, tmp_path_factory):
+def kinds_directory(tmp_path_factory):
     """One side, of this checkout."""
 
     def run(directory):
-        checkouts.run_checkout(checkouts.ROOT, of_kinds, directory / "before", cache=CACHE)
+        checkouts.run_checkout(checkouts.ROOT, arms(*KINDS), directory / "before", cache=CACHE)
         return directory
 
     return once(tmp_path_factory, "kinds", run)
 
 
-@pytest.fixture(params=KINDS, ids=[name.split("/")[0] for name in KINDS])
-def of_kind(request, kinds_directory):
-    return checkout_outcomes.read(kinds_directory / "before" / request.param)
-
-
-def test_the_least_bit_is_found_in_every_kind(of_kind):
+@pytest.mark.parametrize("kind", KINDS, ids=lambda name: name.split("/")[0])
+def test_the_least_bit_is_found_in_every_kind(kind, kinds_directory):
     """In each array that it has, and in each number and count of each round."""
+    of_kind = checkout_outcomes.read(kinds_directory / "before" / kind)
     assert checkout_outcomes.differences(of_kind, copy.deepcopy(of_kind)) == []
     other = copy.deepcopy(of_kind)
     for name, leaves in other.arrays.items():
@@ -174,13 +144,8 @@ def test_the_least_bit_is_found_in_every_kind(of_kind):
     assert [text.partition("[")[0] for text in found] == ["rounds", "numbers"]
 
 
-def test_the_later_version_goes_on_with_what_the_earlier_one_has_cut(of_kinds, kinds_directory):
-    some = [arm for arm in of_kinds if arm["task"] in ("go on", "loop")]
-    results = checkouts.run_both(some, checkouts.ROOT, checkouts.ROOT, kinds_directory)
-    text, is_good = checkouts.table(results, {})
-    assert is_good, text
-    assert "| all | 2 | 2 | 2 |" in text
-    (name,) = [arm["name"] for arm in some if arm["task"] == "go on"]
+def test_the_later_version_goes_on_with_what_the_earlier_one_has_cut(kinds_directory):
+    both(kinds_directory, KINDS[1], name := KINDS[-1])
     abouts = [kinds_directory / side / name / "cut/config.json" for side in ("before", "after")]
     assert abouts[0].stat().st_mtime_ns == abouts[1].stat().st_mtime_ns  # a copy of it
     assert checkout_outcomes.read(kinds_directory / "after" / name).counts["resumed"] == [3]

@@ -24,12 +24,8 @@ PROGRAMS = {
 }
 
 
-def run(*command, **environment):
-    return run_python("-m", *command, **environment)
-
-
-def run_python(*arguments, **environment):
-    return programs.run(arguments, ROOT, **environment)
+def run(*command, how="-m", **environment):
+    return programs.run([how, *command], ROOT, **environment)
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
@@ -61,7 +57,7 @@ for name, arguments in [*trained[:1], *names, *trained, *names[::5]]:
     except SystemExit as end:
         print("ended", name, end.code or 0)
 """
-    done = run_python("-c", code)
+    done = run(code, how="-c")
     assert done.returncode == 0, done.stderr
     ended = [line.split() for line in done.stdout.splitlines() if line.startswith("ended")]
     assert len(ended) > len(names) + 3 > 25
@@ -76,7 +72,7 @@ def test_programs_that_tests_import_have_no_flag_twice():
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("experiments"):
                 imports.add(ast.unparse(node))
     assert len(imports) > 20
-    done = run_python("-c", "\n".join(sorted(imports)))
+    done = run("\n".join(sorted(imports)), how="-c")
     assert done.returncode == 0, done.stderr
 
 
@@ -127,10 +123,7 @@ def test_the_home_directory_is_meant_on_the_command_line(home):
 
 @pytest.mark.parametrize(
     ("name", "text"),
-    [
-        ("a.json", '{"epochs": 3}'),
-        ("a.py", "from hetjax.zoo import config\ndef get_config():\n  return {'epochs': 3}\n"),
-    ],
+    [("a.json", '{"epochs": 3}'), ("a.py", "def get_config():\n  return {'epochs': 3}\n")],
 )
 def test_the_home_directory_is_meant_for_a_configuration(name, text, home):
     (home / name).write_text(text)

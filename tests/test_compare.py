@@ -13,14 +13,8 @@ pytestmark = pytest.mark.slow
 
 FILE = "configs/digits.py"
 SMALL = [
-    "epochs=1",
-    "local=virtual",
-    "cluster.clock=virtual",
-    "cluster.delay=exponential",
-    "data.num_train=160",
-    "model.name=logistic",
-    "microbatch_size=4",
-    "budget=8",
+    *("epochs=1", "local=virtual", "cluster.clock=virtual", "cluster.delay=exponential"),
+    *("data.num_train=160", "model.name=logistic", "microbatch_size=4", "budget=8"),
 ]
 
 
@@ -35,11 +29,7 @@ def test_arms_are_files_with_fields_and_are_named_by_them():
     arms = comparison.read_arms(
         ["configs/digits.py,configs/mnist_logistic.py", f"{FILE} gate.trigger=first"], ["epochs=7"]
     )
-    assert [arm.label for arm in arms] == [
-        "digits",
-        "mnist_logistic",
-        "digits, gate.trigger=first",
-    ]
+    assert [arm.label for arm in arms] == ["digits", "mnist_logistic", "digits, gate.trigger=first"]
     assert [arm.fields["epochs"] for arm in arms] == [7, 7, 7]
     assert arms[2].fields["gate"]["trigger"] == "first"
     tuples = comparison.read_arms([FILE, f"{FILE} cluster.secs_per_microbatch=(1,2,3,4)"], [])
@@ -70,7 +60,7 @@ def without_loss():
     return sums._replace(loss_sum=None)
 
 
-def test_arms_meet_the_same_delays(found):
+def test_arms_meet_the_same_delays_and_have_a_row_each(found, tmp_path):
     result, _, _ = found
     plain, gated = (result.records[arm.label] for arm in result.arms)
     assert set(plain) == set(gated) == {3, 4}
@@ -78,6 +68,12 @@ def test_arms_meet_the_same_delays(found):
         assert gated[seed]["clock"][0] <= plain[seed]["clock"][0]
     assert plain[3]["clock"] != plain[4]["clock"]
     assert all(r["summary"]["examples_missing"] == 0 for r in gated.values())
+    lines = comparison.table(result).splitlines()
+    assert len(lines) == 4
+    assert lines[2].startswith("| digits |")
+    assert "gate.trigger=first" in lines[3]
+    comparison.draw(tmp_path / "picture.png", result)
+    assert (tmp_path / "picture.png").stat().st_size > 10_000
 
 
 def test_a_second_call_runs_nothing(found, monkeypatch):
@@ -92,28 +88,6 @@ def test_a_second_call_runs_nothing(found, monkeypatch):
     assert before == comparison.path_of(directory).read_text()
 
 
-def test_the_table_and_the_picture(found, tmp_path):
-    result, _, _ = found
-    lines = comparison.table(result).splitlines()
-    assert len(lines) == 4
-    assert lines[2].startswith("| digits |")
-    assert "gate.trigger=first" in lines[3]
-    comparison.draw(tmp_path / "picture.png", result)
-    assert (tmp_path / "picture.png").stat().st_size > 10_000
-
-
-def record_of(losses, examples=10, epochs=2.0, **fields):
-    return {
-        "clock": list(range(1, len(losses) + 1)),
-        "examples": [examples] * len(losses),
-        "losses": losses,
-        "evals": [],
-        "diverged": False,
-        "settings": {},
-        "summary": {"examples_processed": examples * len(losses), "epochs": epochs},
-    } | fields
-
-
 def test_tuning_takes_the_rate_that_is_first_at_the_target(tmp_path, monkeypatch):
     arms = comparison.read_arms([FILE, f"{FILE} gate.trigger=first"], SMALL)
 
@@ -121,14 +95,12 @@ def test_tuning_takes_the_rate_that_is_first_at_the_target(tmp_path, monkeypatch
         rate, gated = run.rate, run.arm.fields["gate"]["trigger"] == "first"
         best = 0.2 if gated else 0.1
         losses = [2.0, 1.0 if rate == best else 1.5, 0.5, 0.4]
-        record = record_of(losses, epochs=4.0, settings=run.settings)
-        kept.append(comparison.path_of(directory), record)
+        record = {"clock": [1, 2, 3, 4], "examples": [10] * 4, "losses": losses, "evals": []}
+        record |= {"summary": {"examples_processed": 40, "epochs": 4.0}, "diverged": False}
+        kept.append(comparison.path_of(directory), {**record, "settings": run.settings})
 
-    monkeypatch.setattr(
-        comparison,
-        "run_all",
-        lambda runs, directory, jobs: [train(run, directory) for run in runs],
-    )
+    run_all = lambda runs, directory, jobs: [train(run, directory) for run in runs]  # noqa: E731
+    monkeypatch.setattr(comparison, "run_all", run_all)
     result = comparison.compare(arms, [0, 1], tmp_path, rates=(0.1, 0.2), target=1.0, window=1.0)
     assert list(result.rates.values()) == [0.1, 0.2]
     records = kept.read(comparison.path_of(tmp_path))

@@ -6,22 +6,8 @@ import numpy as np
 import pytest
 
 from experiments import compare_bilevel
-from experiments.bilevel import (
-    comparison,
-    problems,
-    results,
-    settings,
-    sinusoids,
-    tasks,
-    tuning,
-)
-
-
-@pytest.fixture(autouse=True)
-def _promoting():
-    """Optax raises a float to an integer power."""
-    with jax.numpy_dtype_promotion("standard"):
-        yield
+from experiments.bilevel import comparison, problems, results, settings, sinusoids, tasks, tuning
+from tests.promotion import casts_of_optax  # noqa: F401
 
 
 @pytest.fixture

@@ -3,24 +3,13 @@
 import dataclasses
 import json
 import math
-import pathlib
 
 import numpy as np
 import pytest
 
 from experiments.comparisons import kept
-from experiments.orders import (
-    arms,
-    herding,
-    jobs,
-    results,
-    schedule,
-    study,
-    timing,
-)
+from experiments.orders import arms, herding, jobs, results, schedule, study, timing
 from tests.order_study import BALANCED, BASE, TINY, record_of
-
-ROOT = pathlib.Path(__file__).parent.parent
 
 pytestmark = pytest.mark.slow
 
@@ -38,6 +27,9 @@ def found(tmp_path_factory):
 
 def test_each_run_leaves_one_line_with_its_losses(found):
     directory, count, _ = found
+    other = dataclasses.replace(TINY, changes={**TINY.changes, "epochs": 4})
+    with pytest.raises(ValueError, match=r"other settings than tiny has now; delete"):
+        results.read_records(directory, other)
     records = results.read_records(directory, TINY)
     assert set(records) == {(arm, 0.05, seed) for arm in TINY.arms for seed in (0, 1)}
     assert count == len(records) == len(results.path_of(directory).read_text().splitlines())
@@ -63,13 +55,6 @@ def test_a_second_call_runs_nothing_and_a_lost_run_alone_is_done_again(found):
     assert after["train_losses"] == before["train_losses"]
 
 
-def test_results_of_other_settings_are_refused(found):
-    directory, *_ = found
-    other = dataclasses.replace(TINY, changes={**TINY.changes, "epochs": 4})
-    with pytest.raises(ValueError, match=r"other settings than tiny has now; delete"):
-        results.read_records(directory, other)
-
-
 # Tuning
 
 
@@ -93,8 +78,7 @@ def test_tuning_comes_first_then_the_seeds_at_the_own_rate_and_at_the_same_rate(
 
 
 @pytest.mark.parametrize(
-    ("best_rate", "asked"),
-    [(0.2, []), (0.1, [0.05]), (0.05, [0.025]), (0.4, [0.8]), (0.8, [1.6])],
+    ("best_rate", "asked"), [(0.2, []), (0.1, [0.05]), (0.05, [0.025]), (0.4, [0.8]), (0.8, [1.6])]
 )
 def test_the_grid_goes_on_where_the_best_rate_is_at_its_end(best_rate, asked):
     task = dataclasses.replace(TINY, learning_rates=(0.1, 0.2, 0.4), seeds=(0,), arms=(BASE,))
@@ -132,9 +116,8 @@ def test_herding_bounds_are_measured_once_of_tuned_runs(found):
     herding_of = {**options, "kind": results.HERDING}
     assert schedule.run_all([task], directory, **herding_of) == 0  # nothing is trained yet
     assert schedule.run_all([task], directory, **options) == 2
-    (once,) = (
-        r["secs"] for key, r in results.read_records(directory, task).items() if key[0] == BALANCED
-    )
+    made = results.read_records(directory, task)
+    (once,) = (record["secs"] for key, record in made.items() if key[0] == BALANCED)
     assert schedule.plan([task], directory, results.HERDING) == {"balanced": (1, once)}
     assert schedule.run_all([task], directory, **herding_of) == 1  # of D-GraB
     assert schedule.run_all([task], directory, **herding_of) == 0

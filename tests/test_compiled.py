@@ -4,11 +4,14 @@ import os
 import subprocess
 import sys
 
+import numpy as np
+import optax
 import pytest
 
+import hetjax
 from hetjax import compiled
 
-TWICE = """
+BEGIN = """
 import pathlib, sys, threading
 import hetjax
 hetjax.use_cpu_workers(4)
@@ -23,81 +26,62 @@ def fit():
     def loss_fn(w, b, rng):
         return (jax.numpy.tanh(b["x"] @ w) - b["y"]) ** 2
     result = hetjax.fit(loss_fn, np.ones(3, np.float32), optax.sgd(0.1), data, epochs=1,
-                        microbatch_size=4, budget=8, progress=False, **FIELDS)
+                        microbatch_size=4, budget=8, progress=False)
     misses = events.count("/jax/compilation_cache/cache_misses")
     hits = events.count("/jax/compilation_cache/cache_hits")
     print(misses, hits, float(result.params.sum()))
 
-fit()
-fit()
 """
 
 
-def run_twice(tmp_path, fields):
-    """(misses, hits, sum of the parameters) of two runs in one process."""
-    wanted = {"JAX_COMPILATION_CACHE_DIR", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"}
-    environ = {name: value for name, value in os.environ.items() if name not in wanted}
-    ended = subprocess.run(
-        [sys.executable, "-c", TWICE.replace("FIELDS", repr(fields))],
-        env={**environ, "XDG_CACHE_HOME": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return [tuple(map(float, line.split())) for line in ended.stdout.splitlines()]
+def run(code, tmp_path):
+    """(misses, hits, sum of the parameters) of each run in one process, with a cache below it."""
+    environ = {name: value for name, value in os.environ.items() if name[:4] != "JAX_"}
+    environ["XDG_CACHE_HOME"] = str(tmp_path)
+    command = [sys.executable, "-c", BEGIN + code, str(tmp_path)]
+    said = subprocess.check_output(command, env=environ, text=True)
+    return [tuple(map(float, line.split())) for line in said.splitlines()]
 
 
 @pytest.mark.slow
 def test_a_run_is_compiled_once_for_all_devices_and_runs_to_come(tmp_path):
-    first, second = run_twice(tmp_path, {})
+    first, second = run("fit()\nfit()\n", tmp_path)
     assert first[0] > 0
     assert second[0] == 0
     assert first[1] >= 3  # what three other workers do with their microbatches
-    (third, _) = run_twice(tmp_path, {})
+    (third,) = run("fit()\n", tmp_path)
     assert third[0] == 0
     assert first[2] == second[2] == third[2]
 
 
-SWEEP = """
-def fit_at(rate):
-    optax.sgd = lambda _: optax.inject_hyperparams(optax.adam)(rate)
-    fit()
-
-for rate in RATES:
-    fit_at(rate)
-    for path in pathlib.Path(sys.argv[1]).rglob("*-cache"):
-        path.unlink()
-jax.clear_caches()
-fit_at(rate)
-"""
+def replaced():
+    """What stands in modules of JAX and is hetjax's."""
+    modules = [each for name, each in sys.modules.items() if name.split(".")[0] == "jax"]
+    values = [value for module in modules for value in vars(module).copy().values()]
+    values = [getattr(value, "func", value) for value in values]  # of a partial
+    return {v for v in values if str(getattr(v, "__module__", "")).startswith("hetjax")}
 
 
-def test_another_learning_rate_compiles_nothing_and_reads_nothing(tmp_path):
-    """What is on disk is removed after each fit, so a program is in memory or compiled."""
+def test_nothing_of_jax_is_replaced_after_a_run():
+    seen = []
 
-    def swept(rates):
-        code = TWICE.replace("FIELDS", "{}").removesuffix("fit()\nfit()\n")
-        code += SWEEP.replace("RATES", repr(rates))
-        environ = {name: value for name, value in os.environ.items() if name[:4] != "JAX_"}
-        ended = subprocess.run(
-            [sys.executable, "-c", code, str(tmp_path)],
-            env={**environ, "XDG_CACHE_HOME": str(tmp_path)},
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        return [tuple(map(float, line.split())) for line in ended.stdout.splitlines()]
+    def callback(report):
+        with hetjax.Run(*given, epochs=1, **how):  # a run within a run
+            seen.append(len(replaced()))
+        seen.append(len(replaced()))
+        raise KeyError("of the callback")
 
-    first, second, third, cleared = swept([1e-3, 3e-3, 1e-4])
-    assert first[0] > 0
-    assert second[0] == third[0] == 0
-    assert cleared[0] > 0
-    assert len({first[2], second[2], third[2]}) == 3  # each trained by its own rate
-    assert third[2] == cleared[2] == swept([1e-4])[0][2]
-
-
-def test_no_more_programs_are_in_memory_than_the_page_says():
-    assert compiled.loaded.cache_info().maxsize == 256
+    given = (
+        lambda w, b, rng: (b["x"] - w) ** 2,
+        np.float32(0),
+        optax.sgd(0.1),
+        {"x": np.ones(8, "f")},
+    )
+    how = {"microbatch_size": 4, "workers": 1, "budget": 1}
+    with pytest.raises(KeyError, match="of the callback"):
+        hetjax.fit(*given, epochs=1, callbacks=[callback], progress=False, **how)
+    assert seen == [1, 1]  # the key of a program
+    assert not replaced()
 
 
 def test_a_directory_that_cannot_be_made_is_told(tmp_path, capsys):

@@ -9,20 +9,28 @@ import pytest
 from absl import flags
 
 from experiments import config_flag
+from experiments.bilevel import settings
+from hetjax import quota
 from hetjax.cluster import emulate
 from hetjax.config import fields
 from hetjax.zoo import config
 
-DIGITS = str(pathlib.Path(__file__).parents[1] / "configs" / "digits.py")
+CONFIGS = pathlib.Path(__file__).parents[1] / "configs"
+DIGITS, CLEANING, GAN = (
+    str(CONFIGS / f"{name}.py") for name in ("digits", "digits_cleaning", "gaussians_gan")
+)
 
 
-def run(*arguments):
-    """Parses a command line with flags of its own, as a program does."""
-    values = flags.FlagValues()
-    argv = ["program", *arguments]
-    config_flag.define(flag_values=values, argv=argv)
+def parsed(*arguments, schema=None):
+    """The flags of a command line of its own, as a program has them."""
+    values, argv = flags.FlagValues(), ["program", *arguments]
+    config_flag.define(schema, flag_values=values, argv=argv)
     config_flag.parse_flags(argv, flag_values=values)
-    return config_flag.get(flag_values=values)
+    return values
+
+
+def run(*arguments, schema=None):
+    return config_flag.get(flag_values=parsed(*arguments, schema=schema))
 
 
 @pytest.fixture(params=["py", "json"])
@@ -35,26 +43,17 @@ def path(request, tmp_path):
 
 
 def test_a_field_of_the_command_line_is_known_from_one_of_the_file(path):
-    values = flags.FlagValues()
-    argv = ["program", f"--config={path}", "--config.local=stepped"]
-    config_flag.define(flag_values=values, argv=argv)
-    config_flag.parse_flags(argv, flag_values=values)
+    values = parsed(f"--config={path}", "--config.local=stepped")
     assert config_flag.is_given("local", flag_values=values)
     assert not config_flag.is_given("budget", flag_values=values)
 
 
-def test_overrides_work_the_same_on_both_kinds_of_file(path):
+def test_overrides_work_the_same_on_both_kinds_of_file(path, capsys):
     experiment = run(
-        f"--config={path}",
-        "--config.epochs=3",
-        "--config.budget",
-        "24",
-        "--config.optimizer.learning_rate=1",
-        "--config.optimizer.nesterov",
-        "--config.quota.policy=static",
-        "--config.quota.proportions=4,3,2,1",
-        "--config.model.hidden=64",
-        "--config.cluster.overhead_secs=(0.1,0,0,0)",
+        *(f"--config={path}", "--config.epochs=3", "--config.budget", "24"),
+        *("--config.optimizer.learning_rate=1", "--config.optimizer.nesterov"),
+        *("--config.quota.policy=static", "--config.quota.proportions=4,3,2,1"),
+        *("--config.model.hidden=64", "--config.cluster.overhead_secs=(0.1,0,0,0)"),
         "--config.cluster.changes=({'round':3,'worker':0,'present':False},)",
     )
     assert (experiment.epochs, experiment.budget, experiment.model.hidden) == (3, 24, (64,))
@@ -63,6 +62,9 @@ def test_overrides_work_the_same_on_both_kinds_of_file(path):
     assert experiment.cluster.overhead_secs == (0.1, 0.0, 0.0, 0.0)
     assert experiment.cluster.changes == (emulate.Change(round=3, worker=0, present=False),)
     assert experiment.cluster.secs_per_microbatch == (0.024, 0.032, 0.048, 0.096)
+    with pytest.raises(SystemExit):
+        run(f"--config={path}", "--config.quota.polcy=x")
+    assert "policy='adaptive' has no such option. Did you mean" in capsys.readouterr().err
 
 
 def test_options_of_ones_own_part_are_given_by_name_or_together(tmp_path):
@@ -78,27 +80,39 @@ def test_options_of_ones_own_part_are_given_by_name_or_together(tmp_path):
     assert other.quota.arguments == ()
 
 
+def test_a_program_may_have_fields_of_its_own():
+    cleaning = (f"--config={CLEANING}", "--config.estimator.name=implicit_cg", "--config.seed=3")
+    found = run(*cleaning, schema=settings.SCHEMA)
+    assert (found.estimator.name, found.seed) == ("implicit_cg", 3)
+    found = run(f"--config={GAN}", "--config.gan.hidden=3", schema=settings.SCHEMA)
+    assert found.gan.hidden == 3
+
+
 MISTAKES = [
+    (DIGITS, ["--config.quota.polcy=x"], "has no such option. Did you mean 'quota.policy'?"),
+    (DIGITS, ["--config.=2.0"], "'': there is no such field. There are: seed, epochs, "),
+    (DIGITS, ["--config.budget=1e3"], "budget: got 1000.0, must be an integer of at least 1."),
+    (DIGITS, ["--config.quota=x"], "quota: got 'x', but it is a group of fields. Set quota.poli"),
     (
-        ["--config.quota.polcy=x"],
-        "quota.polcy: policy='adaptive' has no such option. Did you mean 'quota.policy'?",
+        *(DIGITS, ["--config.data.name=sst2", "--config.data.length=3"]),
+        "data.length: the data set 'sst2' has no such option; it has features, num_fea",
     ),
-    (["--config.=2.0"], "'': there is no such field. There are: seed, epochs, "),
-    (["--config.budget=1e3"], "budget: got 1000.0, must be an integer of at least 1."),
-    (["--config.quota=x"], "quota: got 'x', but it is a group of fields. Set quota.policy,"),
-    (["--confg=x"], "Unknown command line flag 'confg'"),
-    (
-        ["--epochs=3"],
-        "--epochs=3: epochs is a field of the configuration; write --config.epochs=3.",
-    ),
-    (["--epochs", "3"], "write --config.epochs=3."),
+    (CLEANING, ["--config.estimator.nme=x"], "estimator.nme: there is no such field"),
+    (GAN, ["--config.data.num_train=3"], "runs on one device and does not read it"),
+    (GAN, ["--config.search.channels=3"], "Set problem='search'"),
+    (DIGITS, ["--confg=x"], "Unknown command line flag 'confg'"),
+    (DIGITS, ["--epochs=3"], "--epochs=3: epochs is a field of the configuration; write --con"),
+    (DIGITS, ["--epochs", "3"], "write --config.epochs=3."),
+    (None, [], "--config is missing. Give a file first, such as --config=configs/digits.py."),
+    ("", [], "'': a configuration is a .py file with get_config(), or a .json file."),
 ]
 
 
-@pytest.mark.parametrize(("overrides", "message"), MISTAKES)
-def test_a_mistake_ends_with_our_message_and_status_2(overrides, message, path, capsys):
+@pytest.mark.parametrize(("file", "arguments", "message"), MISTAKES)
+def test_a_mistake_ends_with_our_message_and_status_2(file, arguments, message, capsys):
+    arguments = arguments if file is None else [f"--config={file}", *arguments]
     with pytest.raises(SystemExit) as ended:
-        run(f"--config={path}", *overrides)
+        run(*arguments, schema=settings.SCHEMA if file in (CLEANING, GAN) else None)
     assert ended.value.code == 2
     error = capsys.readouterr().err
     assert message in error
@@ -116,26 +130,4 @@ def test_help_shows_every_field_with_its_default_and_ends_well(capsys):
     assert "passes over the data; an integer of at least 1" in shown
     assert "of dead_band: least relative change that is acted on; a finite number" in shown
     words = " ".join(shown.split())
-    assert "one of equal, static, proportional, dead_band, adaptive, or the import path" in words
-
-
-COMMAND_LINES = [
-    ([], "--config is missing. Give a file first, such as --config=configs/digits.py."),
-    (["--config="], "'': a configuration is a .py file with get_config(), or a .json file."),
-]
-
-
-@pytest.mark.parametrize(("arguments", "message"), COMMAND_LINES)
-def test_a_command_line_without_a_usable_file_says_so(arguments, message, capsys):
-    with pytest.raises(SystemExit) as ended:
-        run(*arguments)
-    assert ended.value.code == 2
-    assert message in capsys.readouterr().err
-
-
-def test_an_option_of_another_data_set_is_refused_on_the_command_line(capsys):
-    with pytest.raises(SystemExit) as ended:
-        run(f"--config={DIGITS}", "--config.data.name=sst2", "--config.data.length=3")
-    assert ended.value.code == 2
-    said = capsys.readouterr().err
-    assert "data.length: the data set 'sst2' has no such option; it has features, num_fea" in said
+    assert f"one of {', '.join(quota.POLICIES)}, or the import path" in words

@@ -99,14 +99,9 @@ def a_round_of(member, decision, at):
 @pytest.fixture
 def traces():
     """Two begin; one is killed in round 1, and the next of its seat is in round 2."""
-    at = {
-        member: [list(a_round_of(member, d, float(d.number))) for d in DECISIONS]
-        for member in (A, B, C)
-    }
-    handing, taken = (
-        Event("handing", 1, 1.5, {}),
-        Event("taken", 1, 1.6, {"decision": DECISIONS[1]}),
-    )
+    at = {m: [list(a_round_of(m, d, float(d.number))) for d in DECISIONS] for m in (A, B, C)}
+    handing = Event("handing", 1, 1.5, {})
+    taken = Event("taken", 1, 1.6, {"decision": DECISIONS[1]})
     return {
         0: at[A][0] + at[A][1][:2],
         1: [*at[B][0], *at[B][1], handing, *at[B][2]],
@@ -128,49 +123,31 @@ def without(events, *names):
     events[:] = [event for event in events if (event.name, event.number) not in names]
 
 
-def test_traces_of_a_right_run_are_right(traces):
-    assert wrongs(traces) == []
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        (
-            lambda traces: changed(
-                traces[2], "adopted", 2, decision=DECISIONS[2]._replace(donor=2)
-            ),
-            "round 2 has 2 decisions",
-        ),
-        (
-            lambda traces: [without(t, ("set", 2), ("adopted", 2)) for t in traces.values()],
-            "start 1 applied round 2, of which nothing was decided",
-        ),
-        (lambda traces: changed(traces[1], "applied", 1, sum=(B,)), "decided was"),
-        (
-            lambda traces: changed(traces[2], "applied", 2, content=numbers(4.0, 5.0)),
-            "start 2 applied round 2: not the sum of the contributions",
-        ),
-        (
-            lambda traces: changed(traces[2], "applied", 2, content=numbers(5.5, 6.0)),  # C twice
-            "not the sum",
-        ),
-        (lambda traces: without(traces[0], ("written", 1)), "that nobody wrote"),
-        (lambda traces: without(traces[0], ("ready", 1)), "counts start 0, which was not ready"),
-        (
-            lambda traces: traces[0].extend(a_round_of(A, DECISIONS[2], 2.0)),
-            "start 0 is in round 2, and no member of it",
-        ),
-        (lambda traces: without(traces[1], ("handing", 1)), "that nobody handed on"),
-        (
-            lambda traces: traces[1].insert(0, traces[1].pop(1)),
-            "start 1: begins with ready 0",
-        ),
-        (lambda traces: without(traces[1], ("adopted", 1)), "applied 1 after set 1"),
-        (lambda traces: traces[2].extend(traces[2][-4:]), "start 2: written 2 after applied 2"),
+OTHER = DECISIONS[2]._replace(donor=2)
+WRONG = {  # what is said, and how traces of a right run become wrong
+    "round 2 has 2 decisions": lambda t: changed(t[2], "adopted", 2, decision=OTHER),
+    "start 1 applied round 2, of which nothing was decided": lambda t: [
+        without(events, ("set", 2), ("adopted", 2)) for events in t.values()
     ],
-)
-def test_a_wrong_trace_is_found(traces, change, said):
-    change(traces)
+    "decided was": lambda t: changed(t[1], "applied", 1, sum=(B,)),
+    "start 2 applied round 2: not the sum of the contributions": lambda t: changed(
+        *(t[2], "applied", 2), content=numbers(4.0, 5.0)
+    ),
+    "not the sum": lambda t: changed(t[2], "applied", 2, content=numbers(5.5, 6.0)),  # C twice
+    "that nobody wrote": lambda t: without(t[0], ("written", 1)),
+    "counts start 0, which was not ready": lambda t: without(t[0], ("ready", 1)),
+    "0 is in round 2, and no member of it": lambda t: t[0].extend(a_round_of(A, DECISIONS[2], 2.0)),
+    "that nobody handed on": lambda t: without(t[1], ("handing", 1)),
+    "start 1: begins with ready 0": lambda t: t[1].insert(0, t[1].pop(1)),
+    "applied 1 after set 1": lambda t: without(t[1], ("adopted", 1)),
+    "start 2: written 2 after applied 2": lambda t: t[2].extend(t[2][-4:]),
+}
+
+
+@pytest.mark.parametrize("said", WRONG)
+def test_a_wrong_trace_is_found(traces, said):
+    assert wrongs(traces) == []
+    WRONG[said](traces)
     assert [wrong for wrong in wrongs(traces) if said in wrong], wrongs(traces)
 
 

@@ -1,36 +1,24 @@
 """The page of the drill of engines, and what its command says of engines that are not there."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 
 from experiments.comparisons import kept
 from experiments.drills import engines
+from tests import programs
 
 
 def record(engine, seed, **changes):
     secs = dict(zip(engines.PARTS, (1.0, 4.0, 0.5, 2.0, 1.5, 1.0), strict=True))
     whole = {"whole": True, "bit_equal": True, "missing": 0, "doubled": 0, "left_in_memory": 0}
-    where = {
-        "engine": engine,
-        "seed": seed,
-        "rank": seed,
-        "round": 7,
-        "exit_code": 137,
-        "commit": "1234567",
-    }
-    return {**where, **whole, "secs_to_first_new_round": 10.0, "secs": secs, **changes}
+    where = {"engine": engine, "seed": seed, "rank": seed, "round": 7, "exit_code": 137}
+    where |= {"commit": "1234567", "secs_to_first_new_round": 10.0, "secs": secs}
+    return {**where, **whole, **changes}
 
 
 def test_the_table_adds_up_what_each_engine_did(tmp_path):
+    broken = {"whole": False, "bit_equal": False, "missing": 3, "secs_to_first_new_round": 20.0}
     for line in (
-        record("slurm", 0),
-        record("open_mpi", 0),
-        record(
-            "open_mpi", 1, whole=False, bit_equal=False, missing=3, secs_to_first_new_round=20.0
-        ),
+        *(record("slurm", 0), record("open_mpi", 0), record("open_mpi", 1, **broken)),
         record("open_mpi", 2, left_in_memory=1),
     ):
         kept.append(tmp_path / "runs.jsonl", line)
@@ -58,13 +46,7 @@ def test_the_page_says_what_the_kept_lines_say():
     ],
 )
 def test_the_command_says_which_engine_is_not_there(flags, code, said, tmp_path):
-    command = [sys.executable, "-m", "experiments.drills.engines", f"--results={tmp_path}", *flags]
-    ran = subprocess.run(
-        command,
-        env={**os.environ, "PATH": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = ["-m", "experiments.drills.engines", f"--results={tmp_path}", *flags]
+    ran = programs.run(command, tmp_path, PATH=str(tmp_path))
     assert (ran.returncode, said in ran.stderr) == (code, True), ran.stderr
     assert not list(tmp_path.iterdir())

@@ -27,41 +27,32 @@ def test_killed_workers_are_recovered_exactly(tmp_path, capfd):
     assert gang["bit_equal"]
 
 
-def a_session(tmp_path):
-    return fault_gangs.Session(
-        trials=1,
-        ends=time.monotonic() + 1000,
-        rng=random.Random(3),
-        directory=tmp_path,
-        cache=tmp_path / "cache",
-        earlier=[],
-        write=print,
-    )
+LAUNCHED, ALONE, HELD = fault_raises.launched, fault_raises.by_hand, fault_holds.hold_one
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["callback", "no_hook"])
-def test_who_raises_is_named_with_its_traceback_and_all_go_on(kind, tmp_path, capfd):
-    record = fault_raises.launched(tmp_path, kind, session=a_session(tmp_path))
+@pytest.mark.parametrize(
+    ("drill", "kind", "found"),
+    [
+        (LAUNCHED, ["callback"], {"traced": True, "went_on": True}),
+        (LAUNCHED, ["no_hook"], {"traced": True, "went_on": True}),
+        (ALONE, ["callback"], {"said": True, "codes": True}),
+        (ALONE, ["leave"], {"said": True, "codes": True}),
+        (HELD, ["callback", 3, 1], {"named": 2, "went_on": True}),
+        (HELD, ["stopped", 3, 0], {"named": 2, "went_on": True}),
+    ],
+)
+def test_who_raises_or_holds_up_is_named_with_a_launcher_and_without(
+    drill, kind, found, tmp_path, capfd
+):
+    session = fault_gangs.Session(
+        *(1, time.monotonic() + 1000, random.Random(3), tmp_path, tmp_path / "cache"),
+        *([], print),
+    )
+    record = drill(tmp_path, *kind, session=session)
     said = capfd.readouterr().err
     assert record["secs"] is not None, said
-    assert (record["traced"], record["went_on"]) == (True, True), said
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["callback", "leave"])
-def test_without_a_launcher_the_others_say_who_raised_what_and_end(kind, tmp_path, capfd):
-    record = fault_raises.by_hand(tmp_path, kind, session=a_session(tmp_path))
-    assert record["secs"] is not None, capfd.readouterr().err
-    assert (record["said"], record["codes"]) == (True, True), capfd.readouterr().err
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("kind", "victim"), [("callback", 1), ("stopped", 0)])
-def test_without_a_launcher_the_others_say_who_holds_them_up(kind, victim, tmp_path, capfd):
-    record = fault_holds.hold_one(tmp_path, kind, 3, victim, session=a_session(tmp_path))
-    assert record["named"] == 2, capfd.readouterr().err
-    assert record["went_on"], capfd.readouterr().err
+    assert {name: record[name] for name in found} == found, said
 
 
 def test_the_table_adds_up_over_runs(tmp_path):

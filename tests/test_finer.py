@@ -39,25 +39,16 @@ def test_costs_are_medians_of_the_rounds_in_which_a_worker_computed():
     assert finer.measured(done * [1, 0], secs, host) is None  # one was never seen
 
 
-def train(secs, budget, *, rounds=60, **fields):
-    return hetjax.fit(
-        lambda params, batch, rng: (batch["x"] * params - 1.0) ** 2,
-        np.float32(0.5),
-        optax.sgd(0.01),
-        DATA,
-        epochs=20,
-        max_rounds=rounds,
-        microbatch_size=4,
-        budget=budget,
-        local="virtual",
-        cluster={"secs_per_microbatch": secs},
-        progress=False,
-        **fields,
-    )
+def train(budget, *, rounds=60, workdir=None):
+    fields = {"epochs": 20, "max_rounds": rounds, "microbatch_size": 4, "budget": budget}
+    fields |= {"local": "virtual", "cluster": {"secs_per_microbatch": SPEEDS_4_2_1_1}}
+    loss_fn = lambda params, batch, rng: (batch["x"] * params - 1.0) ** 2  # noqa: E731
+    given = (loss_fn, np.float32(0.5), optax.sgd(0.01), DATA)
+    return hetjax.fit(*given, progress=False, workdir=workdir, **fields)
 
 
 def test_the_rounds_of_a_run_tell_it_and_those_of_its_workdir_too(tmp_path):
-    result = train((1.0, 2.0, 4.0, 4.0), 4, workdir=tmp_path)
+    result = train(4, workdir=tmp_path)
     found = finer.of_run(result)
     assert (found.quotas, found.round_secs, found.divisor) == ((3, 1, 0, 0), 3.0, 2)
     assert found.saved == found.saved_by_budget == pytest.approx(1 / 3)
@@ -66,4 +57,4 @@ def test_the_rounds_of_a_run_tell_it_and_those_of_its_workdir_too(tmp_path):
 
 @pytest.mark.parametrize(("budget", "rounds"), [(4, 39), (8, 60)], ids=["few rounds", "fits"])
 def test_where_too_little_is_known_or_saved_nothing_is_said(budget, rounds):
-    assert finer.of_run(train((1.0, 2.0, 4.0, 4.0), budget, rounds=rounds)) is None
+    assert finer.of_run(train(budget, rounds=rounds)) is None

@@ -78,10 +78,5 @@ def test_errors_and_warnings_of_a_notebook_are_found(tmp_path, monkeypatch):
 def test_the_shortest_notebook_runs(tmp_path):
     executed = notebooks.execute(SHORTEST, tmp_path)
     assert notebooks.complaints(executed) == []
-    shown = [
-        kind
-        for cell in executed.cells
-        for o in cell.get("outputs", ())
-        for kind in o.get("data", ())
-    ]
-    assert "image/png" in shown
+    outputs = [output for cell in executed.cells for output in cell.get("outputs", ())]
+    assert any("image/png" in output.get("data", ()) for output in outputs)

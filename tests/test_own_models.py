@@ -89,19 +89,11 @@ def do_orders(directory, *fields):
     return [record["metric_values"][-1] for record in records]
 
 
-COMMANDS = {
-    "train": do_train,
-    "train_bilevel": do_bilevel,
-    "compare": do_compare,
-    "compare_orders": do_orders,
-}
+COMMANDS = {"train": do_train, "train_bilevel": do_bilevel}
+COMMANDS |= {"compare": do_compare, "compare_orders": do_orders}
 
 
 @pytest.mark.slow
-def with_more(rngs):
-    return lambda params, batch, rng: batch["x"], np.ones(3), {"fields": {}}
-
-
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_command_takes_model_data_loss_and_metrics_of_ones_own(command, tmp_path):
     figures = COMMANDS[command](tmp_path)
@@ -125,6 +117,10 @@ def text(*args, **named):
 
 def scalar(model, batch):
     return jnp.mean(model(batch["x"]))
+
+
+def with_more(rngs):
+    return lambda params, batch, rng: batch["x"], np.ones(3), {"fields": {}}
 
 
 @pytest.mark.parametrize("given", WRONG)
@@ -166,10 +162,7 @@ def test_forms_of_models_and_other_functions_train(fields, tmp_path):
         ([f"loss={HERE}:no_such"], "has no attribute 'no_such'"),
         ([f"loss={__name__}:HERE"], "is 'tests.own_parts.task', must be a function"),
         ([f"loss={__name__}:scalar"], r"scalar' returned float32\[\] of 4 examples"),
-        (
-            ["model.arguments.widht=3"],
-            r"cannot be called with rngs, widht. It may name rngs, batch",
-        ),
+        (["model.arguments.widht=3"], "cannot be called with rngs, widht. It may name rngs, batch"),
         (["data.arguments.n=3"], "cannot be called with n. It may name dir"),
         (["model.name=mlp", "model.arguments.width=3"], "reference models need"),
         ([f"data.name={HERE}:load_known", "model.name=mlp", "model.arguments.a=3"], "takes none"),
@@ -186,13 +179,9 @@ def test_what_cannot_be_used_is_told(fields, message, tmp_path):
         train.train_and_evaluate(configured(tmp_path, *fields), None, progress=False)
 
 
-def test_a_problem_that_has_its_own_refuses_others():
-    given = {"problem": "gan", "loss": f"{HERE}:loss"}
+def test_an_error_inside_is_told_with_its_line_and_a_problem_that_has_its_own_refuses_others():
     with pytest.raises(ValueError, match="loss: problem='gan' has its own"):
-        settings.validate_train(given)
-
-
-def test_an_error_inside_is_told_with_its_line():
+        settings.validate_train({"problem": "gan", "loss": f"{HERE}:loss"})
     with pytest.raises(ValueError, match="broadcast") as raised:
         own.called("model.name", f"{__name__}:broken", {}, {})
     assert own.told(raised.value).startswith(f"{__file__}, line ")

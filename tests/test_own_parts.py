@@ -51,34 +51,24 @@ def test_own_parts_train_together_and_alike_in_all_local_forms(local, signed, fl
 
 
 def test_objects_names_and_dicts_are_the_same_run():
-    runs = [
-        fit(quota=q, ordering=o, reducer=r, gate=g, seed=3)
-        for q, o, r, g in (
-            (
-                quota.adaptive(min_gain=0.3),
-                hetjax.ordering.pair_balance(block_pairs=1),
-                topology.matcha(budget=0.7),
-                gates.quorum(5),
-            ),
-            (
-                {"policy": "adaptive", "min_gain": 0.3},
-                {"method": "pair_balance", "block_pairs": 1},
-                {"name": "matcha", "budget": 0.7},
-                {"trigger": "quorum", "quorum": 5},
-            ),
-            (
-                {"policy": quota.adaptive(min_gain=0.3), "max_microbatches": 0},
-                "tests.test_own_parts:pairs_of_one",
-                {"name": topology.matcha(budget=0.7, graph=topology.make_graph("ring", 4))},
-                {"trigger": gates.quorum(5)},
-            ),
-        )
-    ]
-    for run in runs[1:]:
-        np.testing.assert_array_equal(run.params, runs[0].params)
-        assert [line["quotas"] for line in run.history] == [
-            line["quotas"] for line in runs[0].history
-        ]
+    policy, closing, pairs = quota.adaptive(min_gain=0.3), gates.quorum(5), pairs_of_one()
+    mixing = topology.matcha(budget=0.7)
+    on_ring = topology.matcha(budget=0.7, graph=topology.make_graph("ring", 4))
+    path = "tests.test_own_parts:pairs_of_one"
+    made = {  # of each part an object, a dict of its name and options, and one that has an object
+        "quota": (
+            policy,
+            {"policy": "adaptive", "min_gain": 0.3},
+            {"policy": policy, "max_microbatches": 0},
+        ),
+        "ordering": (pairs, {"method": "pair_balance", "block_pairs": 1}, path),
+        "reducer": (mixing, {"name": "matcha", "budget": 0.7}, {"name": on_ring}),
+        "gate": (closing, {"trigger": "quorum", "quorum": 5}, {"trigger": closing}),
+    }
+    first, *others = (fit(**{name: made[name][i] for name in made}, seed=3) for i in range(3))
+    for run in others:
+        np.testing.assert_array_equal(run.params, first.params)
+        assert [x["quotas"] for x in run.history] == [x["quotas"] for x in first.history]
 
 
 @parts.factory

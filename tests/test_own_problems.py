@@ -37,18 +37,13 @@ def test_own_estimator_solves_a_problem_in_rounds():
     def lower(x, y, batch):
         return upper(x, y, batch) + jax.numpy.exp(x) * jax.numpy.sum(y**2)
 
-    result = hetjax.fit_bilevel(
-        bilevel.Bilevel(upper, lower),
-        np.float32(1.0),
-        np.zeros(3, np.float32),
-        estimator.one_product(20, RATE),
-        optax.sgd(0.5),
-        upper_source={name: value[32:] for name, value in data.items()},
-        lower_source={name: value[:32] for name, value in data.items()},
-        outer_steps=20,
-        workers=3,
-        progress=False,
-    )
+    x, y = np.float32(1.0), np.zeros(3, np.float32)
+    given = (bilevel.Bilevel(upper, lower), x, y, estimator.one_product(20, RATE), optax.sgd(0.5))
+    sources = {
+        f"{level}_source": {name: value[part] for name, value in data.items()}
+        for level, part in (("upper", slice(32, None)), ("lower", slice(32)))
+    }
+    result = hetjax.fit_bilevel(*given, **sources, outer_steps=20, workers=3, progress=False)
     losses = [line["upper_loss"] for line in result.history]
     assert losses[-1] < losses[0]
     assert float(result.x) < 1.0  # less ridge than at the beginning

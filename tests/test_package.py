@@ -20,46 +20,18 @@ ROOT = pathlib.Path(__file__).parent.parent
 SOURCES = sorted((ROOT / "hetjax").rglob("*.py"))
 
 # Imports point to a lower number, or stay within the part.
-LAYERS = {
-    "debugging": 0,
-    "extras": 0,
-    "memory": 0,
-    "messages": 0,
-    "paths": 0,
-    "starting": 0,
-    "types": 0,
-    "parts": 0,
-    "whole": 0,
-    "checkpoints": 1,
-    "compiled": 1,
-    "digests": 1,
-    "mesh": 1,
-    "schedules": 1,
-    "trees": 1,
-    "writers": 1,
-    "report": 2,  # whose cards graphs, schedules and results show in a notebook
-    "gates": 3,  # the four kinds of parts know none of each other
-    "ordering": 3,
-    "quota": 3,
-    "topology": 3,
-    "cluster": 4,  # plays policies on the virtual clock
-    "processes": 4,
-    "losses": 4,
-    "config": 5,
-    "launcher": 5,
-    "launch": 6,
-    "simulate": 6,
-    "adapters": 6,
-    "data": 6,
-    "local": 7,
-    "inputs": 8,
-    "rounds": 9,
-    "records": 10,
-    "training": 11,
-    "bilevel": 12,
-    "ray": 12,
-    "zoo": 13,  # no part of the core
-}
+ORDER = (
+    "executor extras memory messages paths starting types parts whole",
+    "checkpoints compiled digests mesh reported schedules trees writers",
+    "report",  # whose cards graphs, schedules and results show in a notebook
+    "gates ordering quota topology",  # the four kinds of parts know none of each other
+    "cluster processes losses",  # of which the first plays policies on the virtual clock
+    "config launcher",
+    "launch simulate adapters data",
+    *("local", "inputs", "rounds", "records", "training", "bilevel ray"),
+    "zoo",  # no part of the core
+)
+LAYERS = {name: layer for layer, names in enumerate(ORDER) for name in names.split()}
 
 
 def imports_of(path):

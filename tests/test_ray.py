@@ -5,52 +5,35 @@ import sys
 import threading
 
 import numpy as np
-import optax
 import pytest
 
 import hetjax
 from hetjax.processes import interrupt
 from hetjax.writers import hearing
+from tests.rounds import problems
 
 
-@pytest.mark.parametrize(
-    "call",
-    [lambda: hetjax.ray.launch(print, [{"CPU": 1}]), lambda: hetjax.ray.loop(print)],
-    ids=["launch", "loop"],
-)
-def test_ray_is_asked_for_where_it_is_missing(call, monkeypatch):
+def test_ray_is_asked_for_where_it_is_missing(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ModuleNotFoundError, match=r"this needs ray.*pip install 'hetjax\[ray\]'"):
-        call()
+    missing = r"this needs ray.*pip install 'hetjax\[ray\]'"
+    with pytest.raises(ModuleNotFoundError, match=missing):
+        hetjax.ray.launch(print, [{"CPU": 1}])
+    with pytest.raises(ModuleNotFoundError, match=missing):
+        hetjax.ray.loop(print)
 
 
 @pytest.mark.parametrize("resources", [[], {"CPU": 1}, 4, [{}], [{"CPU": 0}], [{"GPU": 1}, "CPU"]])
-def test_resources_that_are_none_are_refused(resources):
+def test_resources_and_numbers_of_failures_that_are_none_are_refused(resources):
     with pytest.raises(ValueError, match=r"launch: resources are .*one dict for each worker"):
         hetjax.ray.launch(print, resources)
-
-
-def test_a_number_of_failures_that_is_none_is_refused():
     with pytest.raises(ValueError, match="max_failures: got -1, must be an integer of at least 0"):
         hetjax.ray.launch(print, [{"CPU": 1}], max_failures=-1)
 
 
 def trained(workdir=None):
-    x = np.ones((16, 2), np.float32)
-    return hetjax.fit(
-        lambda w, batch, rng: (batch["x"] @ w - 1.0) ** 2,
-        np.zeros(2, np.float32),
-        optax.sgd(0.1),
-        {"x": x},
-        eval_source={"x": x},
-        epochs=2,
-        microbatch_size=4,
-        budget=2,
-        local="virtual",
-        cluster={"secs_per_microbatch": (1.0, 1.0)},
-        workdir=workdir,
-        progress=False,
-    )
+    data, weights = problems.classification(16, np.float32), problems.initial_weights(np.float32)
+    fields = {"eval_source": data, "local": "virtual", "workers": 2, "workdir": workdir}
+    return problems.fit(data, weights, epochs=2, budget=2, **fields)
 
 
 def test_a_run_outside_the_main_thread_is_heard_and_handles_no_signal(tmp_path):

@@ -32,9 +32,7 @@ def unsafe(tree):
             yield called
         for keyword in node.keywords:
             value = getattr(keyword.value, "value", None)
-            if (keyword.arg == "shell" and value is not False) or (
-                keyword.arg == "allow_pickle" and value is not False
-            ):
+            if keyword.arg in ("shell", "allow_pickle") and value is not False:
                 yield f"{called}({keyword.arg}=…)"
 
 

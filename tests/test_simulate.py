@@ -5,9 +5,9 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 
-from hetjax import gates, quota, simulate
+from hetjax import quota, simulate
 from hetjax.cluster import emulate
-from hetjax.topology import gossip, graphs, links
+from hetjax.topology import gossip, graphs, links, named
 from tests.rounds import problems
 
 LINK = links.LinkModel(0.25, 1000.0)
@@ -28,6 +28,9 @@ def worker_round(ends, closes, drop):
     return done, secs
 
 
+TRIGGERS = ["none", "deadline", "first", "quorum"]  # which the slow loop knows
+
+
 def closing_time(gate, ends):
     """From the times of all workers, a list of lists."""
     if gate["trigger"] == "none":
@@ -44,9 +47,9 @@ def exchanges(schedule, graph, round, num_workers):
     if schedule is None and isinstance(graph, graphs.PeriodicGraph):
         phase = graph.phases[round % len(graph.phases)]
         senders = [{int(phase[i])} - {i} for i in range(num_workers)]
-        return senders, [len(s) for s in senders], max(len(s) for s in senders)
-    if schedule is None:
+    elif schedule is None:
         senders = [set(graph.neighbours(i).tolist()) for i in range(num_workers)]
+    if schedule is None:
         return senders, [len(s) for s in senders], max(len(s) for s in senders)
     active = schedule.active(round)
     senders = [
@@ -124,7 +127,7 @@ def cases(draw):
     alone = wait_for == "neighbours"
     summing = () if alone else ("all_reduce", "ring")
     reducer = draw(st.sampled_from([*GOSSIPING, *summing]))
-    gate = draw(st.sampled_from(["none", "deadline"] if alone else list(gates.GATES)))
+    gate = draw(st.sampled_from(["none", "deadline"] if alone else TRIGGERS))
     names = ["ring", "star", "exponential", "random"]
     name = draw(st.sampled_from([*names, "one_peer_exponential"] if reducer == "d_psgd" else names))
     budget = num_workers * draw(st.integers(2, 6))
@@ -132,7 +135,7 @@ def cases(draw):
         "quorum": {"quorum": int(rng.integers(1, budget + 1))},
         "deadline": {"deadline_secs": float(rng.exponential(6))},
     }.get(gate, {})
-    graph = {} if reducer in summing else {"graph": graphs.make_graph(name, num_workers)}
+    graph = {} if reducer in summing else {"graph": named.make_graph(name, num_workers)}
     policy = draw(st.sampled_from(list(quota.POLICIES)))
     made = quota.static(1 / secs) if policy == "static" else quota.POLICIES[policy]()
     return made, cluster, {
@@ -147,21 +150,10 @@ def cases(draw):
 @hypothesis.settings(max_examples=60, deadline=None)
 @hypothesis.given(cases())
 def test_rounds_are_those_of_a_slow_loop(case):
-    check_against_slow(*case)
-
-
-def check_against_slow(policy, cluster, setting):
-    expected = slow(policy, cluster, 9, **setting)
-    rounds = []
-    found = simulate.simulate(
-        policy,
-        cluster,
-        num_rounds=9,
-        param_bytes=PARAM_BYTES,
-        link=LINK,
-        on_round=rounds.append,
-        **setting,
-    )
+    policy, cluster, setting = case
+    expected, rounds = slow(policy, cluster, 9, **setting), []
+    setting |= {"param_bytes": PARAM_BYTES, "link": LINK, "on_round": rounds.append}
+    found = simulate.simulate(policy, cluster, num_rounds=9, **setting)
     for index, (elapsed, mean, waiting, num_bytes, done, secs) in enumerate(expected):
         np.testing.assert_array_equal(rounds[index].microbatches_done, done)
         np.testing.assert_array_equal(rounds[index].compute_secs, secs)
@@ -185,39 +177,15 @@ def check_against_slow(policy, cluster, setting):
     ],
 )
 def test_a_training_run_of_the_same_seed_has_the_same_rounds(gate, drop):
-    secs = (1.0, 1.0, 0.5, 2.0)
-    data = problems.classification(203, np.float32)
-    run = problems.fit(
-        data,
-        problems.initial_weights(np.float32),
-        epochs=2,
-        microbatch_size=2,
-        budget=16,
-        seed=5,
-        local="virtual",
-        quota={"policy": "equal"},
-        gate={"in_flight": "drop" if drop else "finish", **gate},
-        reducer={"name": "d_psgd", "graph": "ring"},
-        cluster={
-            "num_workers": 4,
-            "secs_per_microbatch": secs,
-            "delay": "shifted_exponential",
-            "clock": "virtual",
-        },
-    )
-    cluster = emulate.EmulatedCluster(secs, delay="shifted_exponential", seed=5)
-    rounds = []
-    found = simulate.simulate(
-        "equal",
-        cluster,
-        budget=16,
-        num_rounds=len(run.history),
-        gate=gate,
-        drop=drop,
-        reducer="d_psgd",
-        param_bytes=problems.initial_weights(np.float32).nbytes,
-        on_round=rounds.append,
-    )
+    data, weights = problems.classification(203, np.float32), problems.initial_weights(np.float32)
+    secs = {"secs_per_microbatch": (1.0, 1.0, 0.5, 2.0), "delay": "shifted_exponential"}
+    fields = {"epochs": 2, "microbatch_size": 2, "budget": 16, "seed": 5, "local": "virtual"}
+    fields["gate"] = {"in_flight": "drop" if drop else "finish", **gate}
+    fields["reducer"] = {"name": "d_psgd", "graph": "ring"}
+    run = problems.fit(data, weights, quota="equal", cluster={**secs, "clock": "virtual"}, **fields)
+    rounds, fields = [], {"budget": 16, "num_rounds": len(run.history), "gate": gate, "drop": drop}
+    fields |= {"reducer": "d_psgd", "param_bytes": weights.nbytes, "on_round": rounds.append}
+    found = simulate.simulate("equal", {**secs, "seed": 5}, **fields)
     # No gate closes the round that ends an epoch, and it may be a smaller one.
     full = [line for line in run.history if line["full"] and line["examples_processed"] % 203]
     assert len(full) > 2

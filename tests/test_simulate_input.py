@@ -1,5 +1,6 @@
 """What a caller of the simulator can get wrong, and its command line."""
 
+import os
 import re
 import subprocess
 import sys
@@ -9,8 +10,10 @@ import pytest
 from hetjax import quota, simulate, topology
 from hetjax.cluster import emulate
 from hetjax.topology import gossip, graphs, links
+from tests.programs import ROOT
 
 MANY = emulate.EmulatedCluster((1.0,) * 5000)
+OF_FIVE = topology.gossiping(lambda facts: gossip.d_psgd(graphs.ring(5)), before_update=True)
 
 
 @pytest.mark.parametrize(
@@ -23,33 +26,17 @@ MANY = emulate.EmulatedCluster((1.0,) * 5000)
             {"wait_for": "neighbours", "reducer": "d_psgd", "gate": "first"},
             "does not go with 'first'.*news from every worker",
         ),
-        (
-            {
-                "reducer": topology.gossiping(
-                    lambda facts: gossip.d_psgd(graphs.ring(5)), before_update=True
-                )
-            },
-            "schedule has 5 workers and the cluster 4",
-        ),
+        ({"reducer": OF_FIVE}, "schedule has 5 workers and the cluster 4"),
         ({"reducer": topology.d_psgd(graph=graphs.ring(5))}, "has 5 workers and the cluster 4"),
-        (
-            {"reducer": topology.all_reduce()._replace(network=None)},
-            "has no network",
-        ),
+        ({"reducer": topology.all_reduce()._replace(network=None)}, "has no network"),
         ({"budget": 0}, "budget: got 0"),
         ({"caps": [8, 8]}, r"caps are int64\[2\]"),
         ({"param_bytes": -1}, "param_bytes: got -1"),
         ({"cluster": {"delays": 1}}, "a field of cluster: got 'delays'.* Did you mean 'delay'"),
         ({"cluster": {"num_workers": 4}}, "no secs_per_microbatch"),
         ({"cluster": MANY, "reducer": "matcha"}, "at most 1000 workers"),
-        (
-            {"cluster": MANY, "reducer": topology.d_psgd(graph="complete")},
-            "'complete' is of at most",
-        ),
-        (
-            {"cluster": MANY, "budget": 40_000, "quota": quota.static([1] + [0] * 4999)},
-            "Give caps",
-        ),
+        ({"cluster": MANY, "reducer": topology.d_psgd(graph="complete")}, "is of at most"),
+        ({"cluster": MANY, "budget": 40_000, "quota": quota.static([1] + [0] * 4999)}, "Give caps"),
     ],
 )
 def test_what_cannot_be_simulated_is_refused_by_name(options, message):
@@ -76,7 +63,7 @@ def test_a_wrong_link_is_refused():
         links.LinkModel(-1.0, 1.0)
 
 
-def run_program(*flags):
+def run_program(cwd, *flags):
     code = (
         "import sys\n"
         "from absl import app\n"
@@ -87,17 +74,20 @@ def run_program(*flags):
         "finally:\n"
         "    print('jax' in sys.modules, file=sys.stderr)\n"
     )
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    program, env = [sys.executable, "-c", code], os.environ | {"PYTHONPATH": str(ROOT)}
+    return subprocess.run(program, capture_output=True, text=True, cwd=cwd, env=env)
 
 
-def test_the_program_prints_a_table_and_draws_a_picture_without_jax(tmp_path):
+@pytest.mark.parametrize("picture", [(), ("--picture=new/simulated.png",)])
+def test_the_program_prints_a_table_and_draws_a_picture_if_asked_without_jax(picture, tmp_path):
     done = run_program(
+        tmp_path,
         "--workers=4,80",
         "--rounds=5",
         "--policies=equal,adaptive",
         "--gates=none,first",
         "--reducers=all_reduce,d_psgd",
-        f"--directory={tmp_path}",
+        *picture,
     )
     assert done.returncode == 0, done.stderr
     lines = [line for line in done.stdout.splitlines() if line.startswith("|")]
@@ -105,7 +95,8 @@ def test_the_program_prints_a_table_and_draws_a_picture_without_jax(tmp_path):
     blocking = [line for line in lines if "| equal | none |" in line]
     assert len(blocking) == 4
     assert all(line.endswith("| 1.00 |") for line in blocking)
-    assert (tmp_path / "simulate.png").stat().st_size > 10_000
+    written = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert [path.stat().st_size > 10_000 for path in written] == [True] * len(picture)
     assert done.stderr.splitlines()[-1] == "False"
 
 
@@ -114,10 +105,11 @@ def test_the_program_prints_a_table_and_draws_a_picture_without_jax(tmp_path):
     [
         ("--workers=8,x", "--workers.*'x'.*such as --workers=8,64"),
         ("--wait_for=neighbours", "--wait_for=neighbours.*--reducers=d_psgd"),
+        ("--picture=a.b --workers=4 --rounds=1", r"--picture=a\.b cannot be written: .*'b'"),
     ],
 )
-def test_the_program_says_what_flags_would_work(flag, message):
-    done = run_program(flag)
+def test_the_program_says_what_flags_would_work(flag, message, tmp_path):
+    done = run_program(tmp_path, *flag.split())
     assert done.returncode != 0
     assert "Traceback" not in done.stderr
     assert re.search(message, done.stderr), done.stderr

@@ -51,14 +51,9 @@ def test_one_object_solves_its_schedule_once(monkeypatch):
 
 @pytest.mark.parametrize("wait_for", simulate.WAIT_FOR)
 def test_a_hundred_thousand_workers_exchange_with_one_peer(wait_for):
-    found = simulate.simulate(
-        "equal",
-        many(100_000, delay="shifted_exponential"),
-        budget=400_000,
-        num_rounds=2,
-        reducer={"name": "d_psgd", "graph": "one_peer_exponential"},
-        wait_for=wait_for,
-        param_bytes=10,
-    )
+    cluster = many(100_000, delay="shifted_exponential")
+    fields = {"budget": 400_000, "num_rounds": 2, "param_bytes": 10, "wait_for": wait_for}
+    fields["reducer"] = {"name": "d_psgd", "graph": "one_peer_exponential"}
+    found = simulate.simulate("equal", cluster, **fields)
     assert found.microbatches_done.tolist() == [400_000] * 2
     assert found.bytes_sent.tolist() == [1_000_000] * 2

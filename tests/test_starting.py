@@ -30,10 +30,9 @@ def test_a_line_is_written_anew_as_long_as_a_stage_lasts(monkeypatch, capsys):
 def test_what_is_short_or_not_to_be_shown_is_not(shown, capsys):
     with starting.Starting(shown=shown) as begins:
         begins.detail("nothing")
-        with begins.stage("reading"):
-            pass
-        with begins.stage("reading"):
-            pass
+        for _ in range(2):
+            with begins.stage("reading"):
+                pass
     assert capsys.readouterr().err == ""
     assert list(begins.secs) == ["reading"]
 
@@ -41,12 +40,8 @@ def test_what_is_short_or_not_to_be_shown_is_not(shown, capsys):
 def test_a_run_says_which_worker_compiles_and_keeps_the_seconds(monkeypatch, tmp_path):
     details = []
     monkeypatch.setattr(starting.Starting, "detail", lambda self, text: details.append(text))
-    result = problems.fit(
-        problems.classification(64, np.float32),
-        problems.initial_weights(np.float32),
-        epochs=1,
-        workdir=tmp_path,
-    )
+    given = (problems.classification(64, np.float32), problems.initial_weights(np.float32))
+    result = problems.fit(*given, epochs=1, workdir=tmp_path)
     workers = [text for text in details if text.startswith("worker")]
     assert workers[:4] == [f"worker {index} of 4" for index in range(1, 5)]
     start = result.summary["start"]
@@ -54,35 +49,24 @@ def test_a_run_says_which_worker_compiles_and_keeps_the_seconds(monkeypatch, tmp
     assert "First round after" in (tmp_path / "report.html").read_text()
 
 
+IDLE = "budget: 3 microbatches a round leave 1 of 4 workers idle"
+LARGE = "microbatch_size: 9 examples, but the data has 8"
+FOUR = {"workers": 4, "microbatch_size": 2, "local": "virtual"}
+
+
 @pytest.mark.parametrize(
-    ("budget", "sharing", "said"),
-    [(3, "shared", True), (4, "private", False)],
+    ("words", "fields", "said"),
+    [
+        (IDLE, {**FOUR, "budget": 3}, True),
+        (IDLE, {**FOUR, "budget": 4, "data": {"sharing": "private"}}, False),
+        (LARGE, {"workers": 1, "microbatch_size": 8}, False),
+        (LARGE, {"workers": 1, "microbatch_size": 9}, True),
+    ],
 )
-def test_workers_that_have_nothing_to_do_in_a_round_are_told_of(budget, sharing, said, capsys):
-    with hetjax.Run(
-        problems.softmax_loss,
-        problems.initial_weights(np.float32),
-        optax.sgd(0.1),
-        problems.classification(64, np.float32),
-        workers=4,
-        microbatch_size=2,
-        budget=budget,
-        local="virtual",
-        data={"sharing": sharing},
-    ):
-        words = "budget: 3 microbatches a round leave 1 of 4 workers idle"
-        assert (words in capsys.readouterr().err) == said
-
-
-@pytest.mark.parametrize(("size", "said"), [(8, False), (9, True)])
-def test_a_microbatch_that_is_larger_than_the_data_is_told_of(size, said, capsys):
-    with hetjax.Run(
-        problems.softmax_loss,
-        problems.initial_weights(np.float32),
-        optax.sgd(0.1),
-        problems.classification(8, np.float32),
-        workers=1,
-        microbatch_size=size,
-    ):
-        words = "microbatch_size: 9 examples, but the data has 8"
+def test_idle_workers_and_a_microbatch_larger_than_the_data_are_told_of(
+    words, fields, said, capsys
+):
+    data = problems.classification(8, np.float32)
+    given = (problems.softmax_loss, problems.initial_weights(np.float32), optax.sgd(0.1), data)
+    with hetjax.Run(*given, **fields):
         assert (words in capsys.readouterr().err) == said

@@ -30,13 +30,7 @@ PUBLIC = {"_replace", "_asdict", "_make", "_fields", "_field_defaults", "_exit"}
 # What other libraries give no public name.
 NOT_OURS = {
     "hetjax/processes/board.py": {"_src"},  # of jax
-    "hetjax/compiled.py": {  # of jax
-        "_src",
-        "_cache_read",
-        "_cache_write",
-        "_compile_and_write_cache",
-        "_hash_serialized_compile_options",
-    },
+    "hetjax/compiled.py": {"_src"},  # of jax
     "hetjax/processes/membership.py": {"_inheriting"},  # of multiprocessing
     "hetjax/zoo/builders/prepared.py": {"_active"},  # of tensorflow_datasets
 }

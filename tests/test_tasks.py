@@ -1,7 +1,6 @@
 """Every task trains by its configuration, on a small set in the original files' form."""
 
 import html
-import importlib
 import math
 import pathlib
 import re
@@ -39,21 +38,16 @@ IMAGES = [  # configuration, model, shape of a made image
 
 def configured(name, **groups):
     """The checked configuration of a file, with other values of some groups' fields."""
-    config = importlib.import_module(f"configs.{name}").get_config()
-    for group, values in groups.items():
-        if isinstance(values, dict):
-            config[group].update(values)
-        else:
-            config[group] = values
+    config = config_lib.load(ROOT / "configs" / f"{name}.py")
+    config.update(groups)
     return config_lib.validate(config)
 
 
 def small(name, folder, monkeypatch, **groups):
-    data, _ = TASKS[name]
-    set_name = importlib.import_module(f"configs.{name}").get_config().data.name
-    array_sets.write(folder, set_name, monkeypatch)
-    size = {"microbatch_size": 2, "budget": 4, "epochs": 2}
-    return configured(name, **{**size, **groups, "data": {**data, "dir": str(folder)}})
+    data = {**TASKS[name][0], "dir": str(folder)}
+    array_sets.write(folder, configured(name).data.name, monkeypatch)
+    size = {"microbatch_size": 2, "budget": 4, "epochs": 2, "data": data}
+    return configured(name, **{**size, **groups})
 
 
 @pytest.mark.slow
@@ -94,20 +88,14 @@ def open_images(monkeypatch, name, shape):
 @pytest.mark.parametrize(("name", "model", "shape"), IMAGES)
 def test_a_task_of_images_learns_what_is_on_them(name, model, shape, tmp_path, monkeypatch):
     open_images(monkeypatch, name, shape)
-    config = configured(
-        name,
-        microbatch_size=4,
-        epochs=12,
-        model={"width": 8} if model == "resnet18" else {},
-        optimizer={"warmup_epochs": 0.0, "learning_rate": 0.02},
-    )
+    groups = {"optimizer": {"warmup_epochs": 0.0, "learning_rate": 0.02}}
+    groups["model"] = {"width": 8} if model == "resnet18" else {}
+    config = configured(name, microbatch_size=4, epochs=12, **groups)
     assert config.model.name == model
     result = train.train_and_evaluate(config, tmp_path, progress=False)
-    first, last = result.history[0], result.history[-1]
-    assert last["loss"] < first["loss"]
+    assert result.history[-1]["loss"] < result.history[0]["loss"]
     assert result.summary["test_accuracy"] >= 0.9  # one class alone would have a half
-    page = (tmp_path / "report.html").read_text()
-    assert "test accuracy" in page.lower()
+    assert "test accuracy" in (tmp_path / "report.html").read_text().lower()
 
 
 def test_perplexity_is_that_of_all_words_together(tmp_path, monkeypatch):
@@ -169,6 +157,4 @@ def test_what_a_model_cannot_take_or_give_is_told(name, groups, message, tmp_pat
 
 def test_every_task_of_the_table_has_a_configuration_and_a_test():
     named = set(re.findall(r"configs/(\w+)\.py", (ROOT / "docs" / "data.md").read_text()))
-    assert named == {*TASKS, *(name for name, *_ in IMAGES)}
-    for name in named:
-        assert (ROOT / "configs" / f"{name}.py").is_file(), name
+    assert named == {*TASKS, *(name for name, *_ in IMAGES)}  # which open these files

@@ -3,7 +3,6 @@
 import json
 import os
 import pathlib
-import re
 import shutil
 
 import jax
@@ -17,23 +16,12 @@ from tests import programs
 from tests.once import once
 
 ROOT = pathlib.Path(__file__).parent.parent
-FIELDS = [
-    "train_loss",
-    "test_loss",
-    "test_accuracy",
-    "rounds",
-    "epochs",
-    "examples_processed",
-    "examples_missing",
-    "examples_duplicated",
-    "wall_secs",
-    "round_secs_mean",
-    "waiting_fraction",
-    "quotas",
-    "optimal_round_secs",
-    "fraction_of_optimum",
-    "continuous_bound_secs",
-]
+FILES = {"config.json", "metrics.jsonl", "summary.json", "report.html", "checkpoints"}
+FIELDS = {
+    *("train_loss", "test_loss", "test_accuracy", "rounds", "epochs", "wall_secs", "quotas"),
+    *("examples_processed", "examples_missing", "examples_duplicated", "waiting_fraction"),
+    *("round_secs_mean", "optimal_round_secs", "fraction_of_optimum", "continuous_bound_secs"),
+}
 
 
 def run(*arguments, **environment):
@@ -46,12 +34,9 @@ def first_run(tmp_path_factory):
 
 
 def train_digits(workdir):
-    done = run(
-        "--config=configs/digits.py",
-        f"--workdir={os.path.relpath(workdir, ROOT)}",  # as in the README
-        "--config.epochs=2",
-        "--config.cluster.clock=virtual",
-    )
+    where = f"--workdir={os.path.relpath(workdir, ROOT)}"  # as in the README
+    fields = ("--config.epochs=2", "--config.cluster.clock=virtual")
+    done = run("--config=configs/digits.py", where, *fields)
     assert done.returncode == 0, done.stderr
     return workdir, done
 
@@ -59,15 +44,9 @@ def train_digits(workdir):
 @pytest.mark.slow
 def test_the_main_job_writes_its_files_and_prints_its_table(first_run):
     workdir, done = first_run
-    assert {path.name for path in workdir.iterdir()} == {
-        "config.json",
-        "metrics.jsonl",
-        "summary.json",
-        "report.html",
-        "checkpoints",
-    }
+    assert {path.name for path in workdir.iterdir()} == FILES
     summary = json.loads((workdir / "summary.json").read_text())
-    assert set(FIELDS) <= set(summary)
+    assert summary.keys() >= FIELDS
     assert summary["examples_missing"] == summary["examples_duplicated"] == 0
     assert summary["quotas"] == [8, 6, 4, 2]
     assert summary["rounds"] == 10
@@ -96,33 +75,19 @@ def test_the_written_configuration_runs_the_same_again(first_run, tmp_path):
     workdir, _ = first_run
     again = run(f"--config={workdir / 'config.json'}", f"--workdir={tmp_path}")
     assert again.returncode == 0, again.stderr
-    lines = [
-        [
-            {k: v for k, v in json.loads(line).items() if k != "overruns"}
-            for line in (folder / "metrics.jsonl").read_text().splitlines()
-        ]
-        for folder in (workdir, tmp_path)
-    ]
-    assert lines[0] == lines[1]  # the losses to the last digit, and the virtual clock
+    texts = [(folder / "metrics.jsonl").read_text() for folder in (workdir, tmp_path)]
+    first, second = ([json.loads(line) for line in text.splitlines()] for text in texts)
+    for one, other in zip(first, second, strict=True):
+        assert one | {"overruns": 0} == other | {"overruns": 0}  # to the last digit, and the clock
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--config=configs/digits.py"], "--workdir is missing"),
-        (["--config.data.name=cifar10", "--config.data.dir=EMPTY"], "data_batch_1.bin"),
-        (["--config.model.name=lenet"], "lenet"),
-    ],
-)
-def test_a_mistake_gets_one_message_and_status_2(arguments, message, tmp_path):
-    arguments = [argument.replace("EMPTY", str(tmp_path)) for argument in arguments]
-    if "--config=configs/digits.py" not in arguments:
-        defaults = ["--config=configs/digits.py", f"--workdir={tmp_path / 'run'}"]
-        arguments = defaults + arguments
-    done = run(*arguments, http_proxy="http://127.0.0.1:9", https_proxy="http://127.0.0.1:9")
+def test_data_that_are_missing_get_one_message_and_status_2(tmp_path):
+    flags = [f"--workdir={tmp_path / 'run'}", f"--config.data.dir={tmp_path}"]
+    proxies = dict.fromkeys(("http_proxy", "https_proxy"), "http://127.0.0.1:9")
+    done = run("--config=configs/digits.py", "--config.data.name=cifar10", *flags, **proxies)
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
-    assert re.search(message, done.stderr, re.DOTALL), done.stderr
+    assert "data_batch_1.bin" in done.stderr
 
 
 def test_a_local_form_that_is_asked_for_is_not_replaced_where_devices_lack(monkeypatch):
@@ -136,26 +101,13 @@ def test_a_local_form_that_is_asked_for_is_not_replaced_where_devices_lack(monke
 
 @pytest.mark.slow
 def test_lenet_learns_from_real_cifar10(test_data, tmp_path):
-    data_dir = tmp_path / "data"  # the prepared copy goes here, not into the originals
-    data_dir.mkdir()
-    (data_dir / "cifar10").symlink_to(test_data / "cifar10")
-    config = config_lib.validate(
-        {
-            "epochs": 4,
-            "microbatch_size": 16,
-            "budget": 4,
-            "data": {"name": "cifar10", "dir": str(data_dir), "num_train": 3000},
-            "model": {"name": "lenet"},
-            "optimizer": {"name": "adam", "learning_rate": 0.002},
-            "cluster": {
-                "num_workers": 4,
-                "secs_per_microbatch": (1, 2, 3, 4),
-                "clock": "virtual",
-            },
-        }
-    )
-    result = train.train_and_evaluate(config, str(tmp_path / "run"), progress=False)
+    (tmp_path / "cifar10").symlink_to(test_data / "cifar10")  # the prepared copy goes beside it
+    fields = {"epochs": 4, "microbatch_size": 16, "budget": 4, "model": {"name": "lenet"}} | {
+        "data": {"name": "cifar10", "dir": str(tmp_path), "num_train": 3000},
+        "optimizer": {"name": "adam", "learning_rate": 0.002},
+        "cluster": {"secs_per_microbatch": (1, 2, 3, 4), "clock": "virtual"},
+    }
+    result = train.train_and_evaluate(config_lib.validate(fields), None, progress=False)
     losses = [line["loss"] for line in result.history]
     assert np.mean(losses[-5:]) < np.mean(losses[:5]) - 0.3
     assert result.summary["examples_missing"] == result.summary["examples_duplicated"] == 0
-    assert sum(np.size(leaf) for leaf in jax.tree.leaves(result.params)) == 62_006

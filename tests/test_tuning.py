@@ -32,9 +32,8 @@ class Clocked:
         return (batch["x"] * params - 1.0) ** 2 + late
 
     def tune(self, data=DATA, **options):
-        return tuning.tune_microbatch(
-            self.loss, np.float32(0.5), data, clock=self.clock, progress=False, **options
-        )
+        options |= {"clock": self.clock, "progress": False}
+        return tuning.tune_microbatch(self.loss, np.float32(0.5), data, **options)
 
 
 def test_the_size_is_where_the_cost_of_an_example_falls_no_more():
@@ -98,13 +97,12 @@ def test_models_with_state_keys_of_examples_and_balanced_orders_are_timed_as_the
     def plain(params, batch, rng):
         return ((batch["x"][:, None] * params[None]) ** 2).mean(-1)
 
-    params = np.ones(64, np.float32)
-    of_order = {}
-    for ordering in ("random_reshuffling", "d_grab"):
-        of_order[ordering] = tuning.tune_microbatch(
-            plain, params, FEW, sizes=(8,), secs=0.01, progress=False, ordering=ordering
-        ).rows[0]
-    assert of_order["d_grab"].memory_bytes > of_order["random_reshuffling"].memory_bytes
+    params, options = np.ones(64, np.float32), {"sizes": (8,), "secs": 0.01, "progress": False}
+    shuffled, balanced = (
+        tuning.tune_microbatch(plain, params, FEW, ordering=ordering, **options).rows[0]
+        for ordering in ("random_reshuffling", "d_grab")
+    )
+    assert balanced.memory_bytes > shuffled.memory_bytes
     np.testing.assert_array_equal(params, 1.0)
 
 
@@ -118,9 +116,6 @@ def test_models_with_state_keys_of_examples_and_balanced_orders_are_timed_as_the
 def test_impossible_arguments_are_named(options, message):
     with pytest.raises(ValueError, match=f"^tune_microbatch: .*{message}"):
         Clocked(lambda size: 1.0).tune(data=FEW, **options)
-
-
-def test_a_loss_over_a_round_is_refused():
     loss = hetjax.batch_loss(lambda p, b, rng: b["x"] * p, lambda p, e, mask: (e * mask).sum())
     with pytest.raises(ValueError, match="loss_fn is a batch_loss, whose rounds pass over each"):
         tuning.tune_microbatch(loss, np.float32(1.0), FEW)

@@ -21,19 +21,11 @@ def loss_fn(params, batch, rng):
     return (batch["x"] @ params - batch["y"]) ** 2
 
 
-def fit(source=DATA, local="virtual", **fields):
-    fields = {
-        "epochs": 2,
-        "microbatch_size": 2,
-        "budget": 8,
-        "progress": False,
-        "loss_over": "microbatch",
-        "cluster": {"secs_per_microbatch": SPEEDS, "clock": "virtual"},
-        **fields,
-    }
-    return hetjax.fit(
-        loss_fn, np.zeros(3, np.float32), optax.sgd(0.01), source, local=local, **fields
-    )
+def fit(**fields):
+    cluster = {"secs_per_microbatch": SPEEDS, "clock": "virtual"}
+    how = {"epochs": 2, "microbatch_size": 2, "budget": 8, "loss_over": "microbatch"}
+    how |= {"progress": False, "cluster": cluster, "local": "virtual", **fields}
+    return hetjax.fit(loss_fn, np.zeros(3, np.float32), optax.sgd(0.01), DATA, **how)
 
 
 def changed(part, function, change):
@@ -57,7 +49,17 @@ class Backwards(emulate.EmulatedCluster):
         return super().microbatch_ends(round, worker, count)[::-1]
 
 
+class Silent(gate.Counting):
+    def is_open(self):
+        return None
+
+
+def of_text(params, batch):
+    return {"loss": hetjax.OfMeans(lambda mean: "good", loss_fn(params, batch, None))}
+
+
 POLICY, ORDER, GATE = policy.one_at_a_time(), order.rotated(), gate.after(4)
+RULE = local_sgd.local_sgd(loss_fn, optax.sgd(0.1))
 ABSENT = emulate.EmulatedCluster(SPEEDS, changes=(emulate.Change(1, 0, present=False),))
 WRONG = {
     "quotas of one who is absent": (
@@ -69,11 +71,7 @@ WRONG = {
         r"caps=\[0, 8, 8, 8\]\) returned",
     ),
     "a policy's state that grows": (
-        {
-            "quota": changed(
-                POLICY, "observe", lambda s: s._replace(weights=np.append(s.weights, 1))
-            )
-        },
+        {"quota": changed(POLICY, "observe", lambda s: s._replace(weights=np.ones(5)))},
         r"observe.*state/weights float64\[5\], where init made float64\[4\]",
     ),
     "an order that repeats": (
@@ -89,23 +87,16 @@ WRONG = {
         r"closes_at.*float64\[\] nan.*must return seconds",
     ),
     "metrics of means that are text": (
-        {
-            "eval_source": DATA,
-            "metrics_fn": lambda params, batch: {
-                "loss": hetjax.OfMeans(lambda mean: "good", loss_fn(params, batch, None))
-            },
-        },
+        {"eval_source": DATA, "metrics_fn": of_text},
         "good.*must return one number",
     ),
     "a weight that is NaN": (
-        {
-            "rule": changed(
-                local_sgd.local_sgd(loss_fn, optax.sgd(0.1)),
-                "finish",
-                lambda made: (*made[:2], made[2] * np.nan),
-            ),
-        },
+        {"rule": changed(RULE, "finish", lambda made: (*made[:2], made[2] * np.nan))},
         "finish.*nan",
+    ),
+    "a gate that answers neither yes nor no": (
+        {"gate": GATE._replace(open=lambda board, clock: Silent(4, board)), "local": "stepped"},
+        r"is_open.*None, must be True or False",
     ),
 }
 
@@ -115,16 +106,6 @@ def test_a_wrong_value_is_refused_by_a_sentence_that_names_it(name):
     fields, message = WRONG[name]
     with pytest.raises(ValueError, match=f"(?s){message}"):
         fit(**fields)
-
-
-def test_a_gate_that_answers_neither_yes_nor_no_is_refused():
-    class Silent(gate.Counting):
-        def is_open(self):
-            return None
-
-    silent = GATE._replace(open=lambda board, clock: Silent(4, board))
-    with pytest.raises(ValueError, match=r"is_open.*None, must be True or False"):
-        fit(gate=silent, local="stepped")
 
 
 def test_microbatches_that_end_backwards_are_refused():

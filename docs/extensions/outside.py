@@ -40,7 +40,8 @@ def target_of(target, origin, page, repository):
         return target
     path = pathlib.Path(os.path.normpath(origin.parent / name))
     here = {file: GENERATED / f"{title}.md" for title, file in result_pages()}
-    if path in here or path.is_relative_to(DOCS) or path.suffix in PICTURES:
+    is_page = path.suffix == ".md" and path.is_relative_to(DOCS)
+    if path in here or is_page or path.suffix in PICTURES:
         found = here.get(path, path)
         return os.path.relpath(found, page.parent) + hash_sign + anchor
     kind = "tree" if path.is_dir() else "blob"

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from hetjax import debugging, parts
+from hetjax import executor, parts
 from hetjax.losses import forwarding, stateful
 from hetjax.losses import named as named_lib
 
@@ -184,7 +184,7 @@ def each_key(losses: Callable[[Any, jax.Array], Any], batch: Any, keys: jax.Arra
         of_one = jax.tree.map(lambda leaf: leaf[None], example)
         return jax.tree.map(first, losses(of_one, key))
 
-    return debugging.each(one, batch, keys)
+    return executor.each(one, batch, keys)
 
 
 def is_one_key(rng: jax.Array) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from hetjax import debugging
+from hetjax import executor
 from hetjax.adapters import fits
 from hetjax.losses import named as named_lib
 
@@ -51,7 +51,7 @@ def per_example(one_example_loss: OneExampleLoss) -> Callable[[Any, Any, jax.Arr
         keys = rng
         if fits.is_one_key(rng):
             keys = jax.random.split(rng, jnp.shape(jax.tree.leaves(batch)[0])[0])
-        return debugging.each(functools.partial(one_example_loss, params), batch, keys)
+        return executor.each(functools.partial(one_example_loss, params), batch, keys)
 
     loss_fn.examples_are_apart = True  # type: ignore[attr-defined]
     return loss_fn

@@ -12,6 +12,7 @@ what belongs to a run and when it is saved. Nothing is ever unpickled.
 import contextlib
 import errno
 import json
+import logging
 import os
 import pathlib
 import shutil
@@ -22,8 +23,9 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from hetjax import messages
 from hetjax.checkpoints import files as files_lib
+
+logger = logging.getLogger(__name__)
 
 STAGES = ("begin", "arrays", "manifest", "commit", "prune", "end")
 """The stages of one checkpoint's writing; it is committed between `commit` and `prune`."""
@@ -253,4 +255,4 @@ def _set_aside(path: pathlib.Path, damage: str) -> None:
     except OSError as error:  # the directory is read-only, or another process did it
         where = f"not set aside ({error})"
     said = f"checkpoint {str(path)!r} is damaged ({damage}) and {where}"
-    messages.say(f"{said}; the one before it is taken")
+    logger.warning(f"{said}; the one before it is taken")

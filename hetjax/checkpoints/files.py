@@ -139,7 +139,10 @@ def _orbax() -> Iterator[tuple[Any, Any]]:
     """`(handler, path class)` for one process that writes or reads alone; 0.3 s at first.
 
     Orbax logs every step that it takes and each error several times. Here errors are only raised.
+    Its logging would configure the root logger, were no handler there.
     """
+    nothing = logging.NullHandler()
+    logging.root.addHandler(nothing)
     import orbax.checkpoint.experimental.v1 as ocp
 
     def is_not_of_orbax(record: logging.LogRecord) -> bool:
@@ -157,6 +160,7 @@ def _orbax() -> Iterator[tuple[Any, Any]]:
             yield ocp.handlers.PyTreeHandler(), context.file.path_class
     finally:
         logger.removeFilter(is_not_of_orbax)
+        logging.root.removeHandler(nothing)
 
 
 async def _done(begun: Awaitable[Awaitable[Any]]) -> Any:

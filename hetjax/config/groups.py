@@ -184,3 +184,8 @@ class ExperimentConfig:
     rule: RuleConfig = dataclasses.field(default_factory=RuleConfig)
     cluster: ClusterConfig = dataclasses.field(default_factory=ClusterConfig)
     checkpoint: CheckpointConfig = dataclasses.field(default_factory=CheckpointConfig)
+
+    @property
+    def form(self) -> str:
+        """Of the local phase: eager, or else `local`. Who makes the setup has decided it."""
+        return "eager" if self.debug else self.local

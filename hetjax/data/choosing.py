@@ -2,18 +2,21 @@
 
 import contextlib
 import functools
+import logging
 import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
 
-from hetjax import memory, messages, starting
+from hetjax import memory, starting
 from hetjax.data import feed as feed_lib
 from hetjax.data import held as held_lib
 from hetjax.data import iterable_feed, iterables, readers, sources, trial
 from hetjax.processes import join
 from hetjax.report import words
+
+logger = logging.getLogger(__name__)
 
 _STREAM = "data.feed='streamed' reads them in each pass"
 
@@ -65,7 +68,7 @@ def training_feed(
         if asked != "streamed":
             found, large = look(), _too_large(source, look(), devices)
             for line in _lines(source, found, asked=asked, crew=crew, large=large):
-                messages.say(line)
+                logger.info(line)
             values = found.difference is None and not is_streamed
         held = held_lib.Held(source, name="the source", values=values, way=_STREAM)
     if is_streamed:
@@ -94,13 +97,13 @@ def evaluation_feed(
     found = trial.look(source)
     is_steady = found.difference is None
     if found.difference is not None:
-        messages.say(f"eval_source: {_changed(source, found.difference)}. It is read once.")
+        logger.warning(f"eval_source: {_changed(source, found.difference)}. It is read once.")
     if sources.knows_epochs(source):
         name = type(source).__name__
-        messages.say(f"eval_source: {name} changes by epoch; every evaluation has the first.")
+        logger.info(f"eval_source: {name} changes by epoch; every evaluation has the first.")
     large = _too_large(source, found, [device])
     if large and is_steady:
-        messages.say(f"eval_source: {large}. Each evaluation reads it anew.")
+        logger.info(f"eval_source: {large}. Each evaluation reads it anew.")
         return feed_lib.StreamedFeed(source, [device], crew=crew)
     way = "All evaluations have them"
     held = held_lib.Held(source, name="the eval_source", values=is_steady, way=way)

@@ -1,11 +1,12 @@
 """What a run makes of its source: the stream of its microbatches, and the feed that brings them."""
 
+import logging
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from hetjax import mesh, messages, ordering, types
+from hetjax import mesh, ordering, types
 from hetjax.config import experiment as config_lib
 from hetjax.config import kinds
 from hetjax.data import choosing, iterables, owned, sources
@@ -14,6 +15,8 @@ from hetjax.data import stream as stream_lib
 from hetjax.processes import board as board_lib
 from hetjax.processes import solutions
 from hetjax.quota import policies
+
+logger = logging.getLogger(__name__)
 
 _DEFAULT = "random_reshuffling"
 _ONCE = "with a hetjax.stream, whose examples come once, in their own order; leave it out"
@@ -40,7 +43,7 @@ def check(
         ValueError: the field, and what to set it to.
     """
     if config.microbatch_size > len(source) and leads:
-        messages.say(
+        logger.warning(
             f"microbatch_size: {config.microbatch_size} examples, but the data has {len(source)}: "
             "the rest of each microbatch is padding, which is computed too"
         )
@@ -100,7 +103,7 @@ def make_stream(
     if config.data.sharing == "shared":
         idle = num_workers - config.budget
         if idle > 0 and where.leads:
-            messages.say(
+            logger.warning(
                 f"budget: {config.budget} microbatches a round leave {idle} of {num_workers} "
                 "workers idle"
             )

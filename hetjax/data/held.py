@@ -4,12 +4,14 @@ A run takes the number of examples once, and a resident feed their values. What 
 (a buffer that grows, an epoch that is set) is no part of the run. Its user has to hear of that.
 """
 
+import logging
 from typing import Any
 
 import numpy as np
 
-from hetjax import messages
 from hetjax.data import sources, trial
+
+logger = logging.getLogger(__name__)
 
 _MOST = 4  # examples that are read again
 
@@ -61,4 +63,4 @@ class Held:
             return sources.fetch(self._source, self._ids)
 
     def _tell(self, what: str) -> None:
-        messages.say(f"{self._name} ({type(self._source).__name__}) {what}")
+        logger.warning(f"{self._name} ({type(self._source).__name__}) {what}")

@@ -8,6 +8,7 @@ pass.
 
 import collections
 import concurrent.futures
+import logging
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -15,9 +16,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from hetjax import messages, types
+from hetjax import types
 from hetjax.data import feed, iterables, leaves, readers, sources
 from hetjax.data import stream as stream_lib
+
+logger = logging.getLogger(__name__)
 
 
 class IterableFeed(feed.Feed):
@@ -131,7 +134,7 @@ class IterableFeed(feed.Feed):
             self._wait(int(stops.max(initial=0)))
             found[worker] = most[worker] if self._end is None else np.sum(stops <= self._end)
         if (found < most).any():
-            messages.say(self._source.ended(start // length, (self._end or 0) - start))
+            logger.info(self._source.ended(start // length, (self._end or 0) - start))
         return found
 
     def read_ahead(self, example_ids: np.ndarray, passes: np.ndarray) -> None:

@@ -10,6 +10,7 @@ import collections
 import contextlib
 import copy
 import itertools
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -17,8 +18,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hetjax import digests, messages, parts
+from hetjax import digests, parts
 from hetjax.data import iterable_states, leaves, source_checks, sources
+
+logger = logging.getLogger(__name__)
 
 _DUE = 16  # examples after a state, by which a run that goes on sees whether it left any out
 _INTERFACES = (("get_state", "set_state"), ("state_dict", "load_state_dict"))
@@ -180,7 +183,7 @@ class Inputs:
         try:
             return {**last._asdict(), "state": iterable_states.encode(last.state), "due": due}
         except TypeError as error:
-            messages.say(f"the state of the {self.name} cannot be kept ({error})")
+            logger.warning(f"the state of the {self.name} cannot be kept ({error})")
             return None
 
     def go_to(self, position: int, saved: dict[str, Any] | None, *, tells: bool) -> None:
@@ -216,7 +219,7 @@ class Inputs:
             ) from None
         if skips and position and tells:
             secs = time.perf_counter() - began
-            messages.say(
+            logger.info(
                 f"skipped the first {position:,} examples of the {self.name}{why}, in {secs:.1f} s"
             )
 
@@ -240,7 +243,7 @@ class Inputs:
             return False
         self._restore(kept)
         if tells:
-            messages.say(
+            logger.warning(
                 f"the {self.name} goes on by its state with other examples than were due: some may "
                 "never be done, others twice. Give it a seed, or a state with its buffer"
             )

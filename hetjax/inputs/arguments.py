@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib
+import logging
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -9,7 +10,6 @@ import jax
 import numpy as np
 
 from hetjax import mesh as mesh_lib
-from hetjax import messages
 from hetjax import parts as parts_lib
 from hetjax.cluster import emulate
 from hetjax.config import checks, groups, kinds
@@ -17,6 +17,8 @@ from hetjax.config import experiment as config_lib
 from hetjax.inputs import refusals as inputs
 from hetjax.local import rules as rules_lib
 from hetjax.processes import place
+
+logger = logging.getLogger(__name__)
 
 # Fields of `hetjax.zoo.config` that stand for what `fit` is given as arguments.
 _OF_THE_CALLER = ("model", "optimizer")
@@ -169,7 +171,7 @@ def on_devices(config: Any, *, is_asked_for: bool = False) -> Any:
     if num_workers > len(devices):
         if is_asked_for:
             return config
-        messages.say(
+        logger.info(
             f"{num_workers} workers on {len(devices)} {platform} device(s): local='virtual' plays "
             "them one after the other, and their clocks are virtual. For a CPU device each, call "
             f"hetjax.use_cpu_workers({num_workers}) before JAX is first used (where JAX finds a "
@@ -179,7 +181,7 @@ def on_devices(config: Any, *, is_asked_for: bool = False) -> Any:
         has = {name: value for name, value in fields.items() if hasattr(config, name)}
         return dataclasses.replace(config, **has)
     if platform != "cpu" and num_workers < on_cpus:
-        messages.say(
+        logger.warning(
             f"JAX computes on {platform}, so there are {num_workers} worker(s), and the {on_cpus} "
             "CPU devices are left out. With JAX_PLATFORMS=cpu they are the workers; with "
             f"cluster={{'num_workers': {on_cpus}}} so many are played on the {platform}."

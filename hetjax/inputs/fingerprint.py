@@ -16,7 +16,7 @@ import jax
 import numpy as np
 import optax
 
-from hetjax import digests, types
+from hetjax import digests, executor, types
 from hetjax.config import experiment as config_lib
 from hetjax.config import kinds
 from hetjax.data import feeding, iterables, owned, sources, trial
@@ -77,7 +77,7 @@ def make(
     sums, is_own = rule, config.rule.name != kinds.DEFAULT_RULE
     if is_own or isinstance(loss_fn, batch_loss.BatchLoss):
         sums = gradients.gradient_sums(loss_fn, per_example_rng=per_example_rng, weights_vary=True)
-    if not config.debug:  # it would be traced
+    if config.form != executor.EAGER:  # it would be traced
         own["loss"] = rule_identity.digest(sums, params, first, own_state, named)
         if given.update is not None:
             begun = () if given.of_progress else digests.of_arrays(given.begun)

@@ -1,14 +1,18 @@
 """The order that a run asks for, tried on its loss: does it work?"""
 
+import logging
+
 import jax
 
-from hetjax import debugging, messages, ordering, types
+from hetjax import executor, ordering, types
 from hetjax.config import kinds
 from hetjax.inputs import rule_identity
 from hetjax.local import contract, rules
 from hetjax.losses import batch_loss
 from hetjax.losses import loss as losses_lib
 from hetjax.losses import named as named_lib
+
+logger = logging.getLogger(__name__)
 
 
 def make(
@@ -46,7 +50,7 @@ def make(
     if observer is None or isinstance(loss_fn, batch_loss.BatchLoss):
         return None
     steps = rules.with_observer(rule, observer)  # or the rule computes something else
-    if debugging.is_on():  # the first round says what is wrong
+    if executor.is_eager():  # the first round says what is wrong
         return observer
     try:
         shared, key = types.Shared(params, named=named_lib.current()), jax.random.key(0)
@@ -63,5 +67,5 @@ def make(
             f"weights.sum()?): {str(error).splitlines()[0]}"
         ) from error
     if observer.dear and leads:
-        messages.say(f"ordering.method={name!r}: {observer.dear}")
+        logger.warning(f"ordering.method={name!r}: {observer.dear}")
     return observer

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from hetjax import debugging, digests, types
+from hetjax import digests, executor, types
 from hetjax.inputs import refusals as inputs
 from hetjax.local import contract, rules
 from hetjax.losses import loss as losses_lib
@@ -26,7 +26,7 @@ def check(
 ) -> None:
     """Refuses a rule whose loss is not the run's. Nothing is computed, and no gradient traced.
 
-    In debugging, where nothing is traced at all, losses are not compared.
+    Where the executor is eager, and nothing is traced at all, losses are not compared.
 
     Args:
         rule: that was given; None: the run's own, of `loss_fn`.
@@ -41,7 +41,7 @@ def check(
         return
     if optimizer is not None and rule.loss_sum is None:
         inputs.check_without_loss(optimizer, params)
-    if rule.losses is None or debugging.is_on():
+    if rule.losses is None or executor.is_eager():
         return
     of_run = functools.partial(
         losses_lib.masked, loss_fn, per_example_rng=per_example_rng, metrics=rule.metrics

@@ -6,6 +6,7 @@ it was asked to. A worker that tells why it ends (it raised) ends the attempt, a
 
 import contextlib
 import json
+import logging
 import os
 import shutil
 import time
@@ -15,6 +16,8 @@ from typing import Any
 from hetjax.launcher import faults, gang, seats, supervisor
 from hetjax.processes import beacons, files, place
 from hetjax.processes.place import LEFT_OUT, OWN_WORK, REMOVED
+
+logger = logging.getLogger(__name__)
 
 _OWN = set(OWN_WORK) - {"starting"}  # for which there is --start_secs
 
@@ -27,7 +30,7 @@ class Apart(supervisor.Supervisor):
         with supervisor.directory("hetjax-run-", self._guardian, where) as self.run_directory:
             (self.run_directory / seats.ASKS).mkdir(mode=0o700)
             self._asks = files.Files(self.run_directory / seats.ASKS)
-            self._log.say(
+            logger.info(
                 f"workers come and go by --add={self.run_directory} and "
                 f"--remove={self.run_directory}:WORKER"
             )
@@ -38,7 +41,7 @@ class Apart(supervisor.Supervisor):
         most = self._options.max_workers or num_workers
         if int(attempt):
             shutil.rmtree(self.run_directory / str(int(attempt) - 1), ignore_errors=True)
-            self._log.say(
+            logger.warning(
                 f"workers 0 to {num_workers - 1} begin; who was added or removed is not known"
             )
         self._seats = seats.Seats(self.run_directory / attempt, num_workers, most)
@@ -54,7 +57,7 @@ class Apart(supervisor.Supervisor):
     def _take(self, event: Any) -> None:
         if isinstance(event, gang.Ended):
             leaves = event.worker not in self._seats.staying()
-            self._seats.over(event.worker)
+            self._seats.over(event.worker, killed=event.returncode < 0)
             is_ending = self._verdict or self._faults or self._stop_code
             if not is_ending and self._goes_on(event, leaves=leaves):
                 return
@@ -69,9 +72,7 @@ class Apart(supervisor.Supervisor):
         is_killed, has_begun = code < 0, self._seats.has_begun()
         self._has_finished |= code == 0 and self._seats.has_ended()
         if code == 0 and has_begun and not self._has_finished:
-            self._log.say(
-                f"worker {worker} ended before the run, without a fault; its seat is empty"
-            )
+            logger.info(f"worker {worker} ended before the run, without a fault; its seat is empty")
         if not is_killed and code not in (LEFT_OUT, REMOVED):
             return False
         most = options.max_restarts
@@ -83,18 +84,18 @@ class Apart(supervisor.Supervisor):
         self._workers.ended(worker)
         told = f"{supervisor.end_of(event)}; the others go on; "
         if code == REMOVED or (leaves and not self._has_finished):
-            self._log.say(f"worker {worker} has left; its seat is empty")
+            logger.info(f"worker {worker} has left; its seat is empty")
         elif self._has_finished:
-            self._log.say(f"{supervisor.end_of(event)} while the others ended")
+            logger.warning(f"{supervisor.end_of(event)} while the others ended")
         elif code == LEFT_OUT:
-            self._log.say(f"worker {worker} was late and left out; it is started anew")
+            logger.warning(f"worker {worker} was late and left out; it is started anew")
             self._start(worker)
         elif not is_spent:
             self._restarts += 1
-            self._log.say(f"{told}restart {self._restarts} of {most}")
+            logger.warning(f"{told}restart {self._restarts} of {most}")
             self._start(worker)
         else:
-            self._log.say(f"{told}its seat stays empty: --max_restarts={most} are spent")
+            logger.warning(f"{told}its seat stays empty: --max_restarts={most} are spent")
         if not (self._workers.running or self._has_finished):
             self._verdict = supervisor.Verdict(1, "no worker is left", restart=True)
         return True
@@ -132,7 +133,7 @@ class Apart(supervisor.Supervisor):
             self._asks.key_value_delete(key)
             try:
                 is_done, text = True, self._done(json.loads(request))
-                self._log.say(text)
+                logger.info(text)
             except ValueError as error:
                 is_done, text = False, str(error)
             answer = key.replace("ask/", "answer/")

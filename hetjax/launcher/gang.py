@@ -42,17 +42,13 @@ class Log:
 
     Args:
         out: gets what workers print to standard output.
-        err: gets what they print to standard error, and the launcher's own lines.
+        err: gets what they print to standard error.
     """
 
     def __init__(self, out: int = 1, err: int = 2):
         self._out, self._err = out, err
         self._lock = threading.Lock()
         self._broken: set[int] = set()
-
-    def say(self, text: str) -> None:
-        """Writes a message of the launcher."""
-        self._write(self._err, f"hetjax.launch: {text}\n".encode())
 
     def copy(self, source: int, index: int, *, to_stderr: bool) -> None:
         """Copies lines until the source ends, each with the worker's number before it.

@@ -63,9 +63,9 @@ class Seats:
             "HETJAX_FOUNDERS": str(self._founders),
         }
 
-    def over(self, seat: int) -> None:
+    def over(self, seat: int, *, killed: bool) -> None:
         """Writes where all look that who sat there is over; the seat is free."""
-        self._roll[self.start_of.pop(seat)] = place.OVER
+        self._roll[self.start_of.pop(seat)] = place.KILLED if killed else place.OVER
 
     def has_begun(self) -> bool:
         """Whether the workers have decided who begins the run."""

@@ -10,6 +10,7 @@ anything else of it ends. So nobody has to guess whose fault it was.
 import contextlib
 import dataclasses
 import itertools
+import logging
 import pathlib
 import queue
 import signal
@@ -20,6 +21,8 @@ from typing import NamedTuple
 
 from hetjax.launcher import cpu_shares, environment, faults, gang, stacks
 from hetjax.processes import beacons, endings, interrupt, join
+
+logger = logging.getLogger(__name__)
 
 BAD_INPUT = 2
 _STOPPED = {128 + number for number in interrupt.ENDS}
@@ -99,7 +102,7 @@ def supervise(options: Options, make: "type[Supervisor] | None" = None) -> int:
         for group in shares.groups:
             guardian.add("control_group", group)
         cache = stack.enter_context(directory("hetjax-cache-", guardian))
-        log.say(f"{options.num_workers} workers; {shares.description}")
+        logger.info(f"{options.num_workers} workers; {shares.description}")
         return (make or Supervisor)(options, shares, guardian, log, events, cache).run()
 
 
@@ -138,14 +141,14 @@ class Supervisor:
             verdict = self._attempt(attempt)
             if not verdict.restart or self._stop_code:
                 if verdict.cause:
-                    self._log.say(verdict.cause)
+                    logger.error(verdict.cause)
                 return self._stop_code if verdict.restart else verdict.code
             if self._restarts >= most:
                 break
             self._restarts += 1
             more = f"restart {self._restarts} of {most} from the last checkpoint, if there is one"
-            self._log.say(f"{verdict.cause}; {more}")
-        self._log.say(
+            logger.warning(f"{verdict.cause}; {more}")
+        logger.error(
             f"{verdict.cause}; no restart is left of --max_restarts={most}; "
             "the same command goes on from the last checkpoint, if there is one"
         )
@@ -221,7 +224,7 @@ class Supervisor:
             return
         if self._verdict is not None:
             if self._verdict.code in _STOPPED and code != self._verdict.code:
-                self._log.say(f"{end_of(event)} while the run was stopping")
+                logger.warning(f"{end_of(event)} while the run was stopping")
         elif code == BAD_INPUT:
             told = endings.read(self._directory)
             worker = event.worker if told is None else told.process
@@ -249,9 +252,9 @@ class Supervisor:
             return  # they are being ended already
         self._workers.send(signum)
         if signum == signal.SIGINT:
-            self._log.say("Ctrl-C: ending after this round; once more to stop at once")
+            logger.info("Ctrl-C: ending after this round; once more to stop at once")
         else:
-            self._log.say(f"{signum.name}: the workers end this round and save")
+            logger.info(f"{signum.name}: the workers end this round and save")
             self._set_deadline(_SAVING_GRACES * self._options.grace_secs, self._too_late)
 
     def _too_late(self) -> None:
@@ -295,9 +298,9 @@ class Supervisor:
             return
         if told != self._told:
             self._told = told
-            self._log.say(f"worker {told.process} {told.words}{':' if told.trace else ''}")
+            logger.error(f"worker {told.process} {told.words}{':' if told.trace else ''}")
             for line in told.trace.splitlines():
-                self._log.say(f"  {line}")
+                logger.error(f"  {line}")
         if told.trace or any(event.worker == told.process for event in self._faults):
             self._conclude_told(told)
 
@@ -328,13 +331,13 @@ class Supervisor:
         fault = self._fault(snapshots, stopped)
         if fault is None:
             return
-        self._log.say(f"hung: {fault.reason}")
+        logger.warning(f"hung: {fault.reason}")
         for index in snapshots if fault.process is None else [fault.process]:
             snapshot = snapshots[index]
             if index not in stopped and snapshot is not None and not snapshot.closed:
                 kept = stacks.keep(self._directory, index, snapshot)
                 where = f"are in {kept}" if kept else "were not written"
-                self._log.say(f"the stacks of worker {index} {where}")
+                logger.info(f"the stacks of worker {index} {where}")
         self._condemn(fault)
 
     def _fault(

@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from hetjax import debugging, trees, types
+from hetjax import executor, trees, types
 from hetjax.data import feed
 from hetjax.local import packing, rules
 
@@ -22,7 +22,7 @@ def jit_add(steps: rules.LocalSteps, *, marked: bool = False) -> Any:
         mark = (jnp.zeros((), bool),) if marked else ()
         return packing.pack_like(carried, added), signs, *mark
 
-    return debugging.compiled(jax.jit(add, donate_argnums=(1,)))
+    return executor.compiled(jax.jit(add, donate_argnums=(1,)))
 
 
 def add_eagerly(
@@ -32,8 +32,8 @@ def add_eagerly(
     microbatch: types.Microbatch,
     rng: jax.Array,
 ) -> tuple[types.Carried, Any]:
-    """As `jit_add`, for debugging; the rule is mapped over no axis."""
-    with debugging.eager(True):
+    """As `jit_add`, eagerly; the rule is mapped over no axis."""
+    with executor.of(executor.EAGER):
         shared, own = without_row_axis(shared), trees.first_row(carried)
         added, signs = steps.add(shared, own, microbatch, rng)
         return trees.add_row_axis(added), signs

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
-from hetjax import debugging, trees, types
+from hetjax import executor, trees, types
 from hetjax import mesh as mesh_lib
 from hetjax.config import experiment as config_lib
 from hetjax.config import kinds
@@ -56,7 +56,7 @@ class Passes:
     ) -> None:
         self._loss, self._num = loss_fn.loss, num_microbatches
         self._size = jax.tree.leaves(examples)[0].shape[0]
-        like = debugging.shapes(loss_fn.embed, params, examples, keys)
+        like = executor.shapes(loss_fn.embed, params, examples, keys)
         _check_mask(loss_fn.loss, params, like)
 
         def embedded(params: types.PyTree, microbatch: types.Microbatch, rng: jax.Array) -> Any:
@@ -220,9 +220,9 @@ class Passes:
 def _uses(loss: Callable, params: types.PyTree, embedded: types.PyTree) -> list[int]:
     """Which leaves of the parameters the loss itself uses; nothing is computed.
 
-    In debugging all of them: the loss is not traced.
+    An eager executor has all of them: the loss is not traced.
     """
-    if debugging.is_on():
+    if executor.is_eager():
         return list(range(len(jax.tree.leaves(params))))
     mask = jax.ShapeDtypeStruct((jax.tree.leaves(embedded)[0].shape[0],), jnp.float32)
     program = jax.make_jaxpr(loss)(params, embedded, mask).jaxpr

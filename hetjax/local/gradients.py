@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hetjax import debugging, parts, trees, types
+from hetjax import executor, parts, trees, types
 from hetjax.local import rules
 from hetjax.losses import batch_loss, stateful
 from hetjax.losses import loss as losses_lib
@@ -117,7 +117,7 @@ def gradient_sums(
     return parts.remembered(rule, gradient_sums, {})
 
 
-@debugging.compiled  # it may hold a NaN of its own
+@executor.compiled  # it may hold a NaN of its own
 def _added(
     times: int,
     sums: GradientSums,

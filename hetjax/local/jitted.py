@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from hetjax import debugging, types
+from hetjax import executor, types
 
 
 class InPlace:
@@ -37,7 +37,7 @@ class InPlace:
             self._ahead = None
         if self._jitted is None:
             self._jitted = self._decide(args)
-        self.call = debugging.compiled_now(self._jitted)
+        self.call = executor.compiled_now(self._jitted)
         return self.call(*args)
 
     def compile_ahead(self, *args: Any) -> None:
@@ -58,7 +58,7 @@ class InPlace:
         except Exception:
             self._jitted = None
 
-    @debugging.compiled
+    @executor.compiled
     def _decide(self, args: tuple) -> Any:
         donated: tuple[int, ...] = ()
         if self._argnum is not None:

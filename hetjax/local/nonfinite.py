@@ -15,7 +15,7 @@ import jax
 import numpy as np
 from jax.extend import core
 
-from hetjax import debugging, types
+from hetjax import executor, types
 from hetjax.local import rules
 from hetjax.losses import stateful
 
@@ -32,7 +32,7 @@ def shown(ids: np.ndarray) -> str:
     return f"{real[:MOST_IDS]}{more}"
 
 
-@debugging.compiled
+@executor.compiled
 def cause(
     rule: rules.LocalRule,
     load: Callable[[np.ndarray], types.Microbatch],
@@ -115,7 +115,7 @@ def search(function: Callable[..., Any], *arguments: Any, taken: bool = False) -
         taken: if none made it and the result is not finite, the ones that took such a number, of
             each kind the first.
     """
-    with debugging.eager(True):  # loops and calls are traced as what is in them
+    with executor.of(executor.EAGER):  # loops and calls are traced as what is in them
         program = jax.make_jaxpr(function)(*arguments)
     found: dict[str, Operation] = {}
     with contextlib.suppress(_FoundError):

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from hetjax import debugging, starting, types
+from hetjax import executor, starting, types
 from hetjax import mesh as mesh_lib
 from hetjax.data import feed as feed_lib
 from hetjax.data import stream
@@ -51,7 +51,7 @@ class PassKeys:
         self, rng: jax.Array, devices: Sequence[jax.Device], workers: Sequence[int]
     ) -> None:
         self._rng, self._devices, self._workers = rng, devices, workers
-        self._fold_in = debugging.compiled(jax.random.fold_in)  # which models compile, too
+        self._fold_in = executor.compiled(jax.random.fold_in)  # which models compile, too
         self._passes: np.ndarray | None = None
         self._keys: list[jax.Array] = []
 
@@ -98,7 +98,7 @@ class Stepped:
         signed: whether the order takes signs.
         depth: microbatches that a device has been given and not finished, at most.
         finishes: the workers' sums; else the synchronisation is given what they carry.
-        eager: for debugging: in the calling thread, worker after worker, by a rule that is not
+        eager: in the calling thread, worker after worker, by a rule that is not
             jitted.
     """
 
@@ -130,7 +130,7 @@ class Stepped:
         self._signed = signed
         self._is_alone = len(self._workers) == 1 and not eager
         has_threads = len(self._workers) > 1 and not eager
-        self._threads = worker_threads(len(self._workers)) if has_threads else debugging.Inline()
+        self._threads = worker_threads(len(self._workers)) if has_threads else executor.Inline()
         check_threads(self._threads)
         self._stopping = threading.Event()
         self._frozen: list[types.PyTree] | None = None  # of each worker, on its device
@@ -172,7 +172,7 @@ class Stepped:
         if gate is not None:
             gate.begin(assigned.quotas)
         host_work = functools.cache(meanwhile)  # whoever is first calls it
-        work_of = debugging.moving(self._work, in_thread=True)
+        work_of = executor.moving(self._work, in_thread=True)
         tasks: list[concurrent.futures.Future] = []
         try:
             for index, worker in enumerate(self._workers):

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hetjax import debugging, trees, types
+from hetjax import executor, trees, types
 from hetjax.data import stream
 from hetjax.local import calls, clocks, jitted, rules, stepped
 
@@ -69,7 +69,7 @@ class Virtual:
             return jax.vmap(steps.finish, in_axes=(shared_axes, 0))(common(shared), carried)
 
         jitted_add = jax.jit(add, donate_argnums=(1,), static_argnames="is_first")
-        self._add = debugging.compiled(jitted_add)
+        self._add = executor.compiled(jitted_add)
         self._finish = jitted.InPlace(finish, 1)
 
     def run(

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
-from hetjax import debugging
+from hetjax import executor
 
 _INNER = ("jaxpr", "call_jaxpr", "fun_jaxpr")  # where a call keeps its program
 
@@ -24,10 +24,10 @@ def changed(function: Callable[[Any], Any], values: Any) -> list[bool]:
     """Whether each array that `function` returns differs from the argument in its place.
 
     Args:
-      function: `values -> values`, equally many; it is traced, or in debugging called.
+      function: `values -> values`, equally many; it is traced, or eagerly called.
       values: a pytree of arrays.
     """
-    if debugging.is_on():
+    if executor.is_eager():
         values = jax.tree.map(jnp.asarray, values)
         pairs = zip(jax.tree.leaves(function(values)), jax.tree.leaves(values), strict=True)
         return [not _is_same(*pair) for pair in pairs]

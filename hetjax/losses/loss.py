@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from hetjax import debugging, trees, types
+from hetjax import executor, trees, types
 from hetjax.losses import forwarding, stateful
 from hetjax.losses import named as named_lib
 from hetjax.losses import weights as weights_lib
@@ -112,7 +112,7 @@ def weigh(values: jax.Array, weights: Any, mask: Any) -> tuple[jax.Array, jax.Ar
 def check_loss(
     loss_fn: LossFn, params: types.PyTree, examples: types.PyTree, rng: jax.Array
 ) -> Traced:
-    """Traces the loss, or calls it in debugging, and refuses what a round could not use.
+    """Traces the loss, or calls it, and refuses what a round could not use.
 
     Raises:
         ValueError: if a parameter is not floating point, or the loss is not one number an
@@ -132,7 +132,7 @@ def check_loss(
 
     given = named_lib.current(), examples, rng
     try:
-        program, returned = debugging.program(called, params, *given)
+        program, returned = executor.program(called, params, *given)
         found = split(returned)
     except KeyError as error:
         fields = f"; an example has {sorted(examples)}" if isinstance(examples, dict) else ""
@@ -155,7 +155,7 @@ def check_loss(
         )
     )
     narrow = any(jnp.result_type(leaf) == jnp.float16 for leaf in jax.tree.leaves(params))
-    narrow |= jnp.dtype(jnp.float16) in debugging.contents(program)[1]
+    narrow |= jnp.dtype(jnp.float16) in executor.contents(program)[1]
     divisor = batch_size if narrow else 1
 
     def pair(*arguments: Any) -> tuple[Any, Any]:

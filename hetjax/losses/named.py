@@ -9,6 +9,7 @@ import contextlib
 import contextvars
 import dataclasses
 import inspect
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -17,7 +18,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hetjax import digests, messages, parts, trees, types
+from hetjax import digests, parts, trees, types
+
+logger = logging.getLogger(__name__)
 
 NAMES = ("frozen", "values", "mask")
 _MOST_BYTES = 64 << 20  # that a function may close over in silence
@@ -217,12 +220,12 @@ def tell_of_constants(who: str, program: Any, form: str) -> None:
 
     Args:
         who: what the function is called.
-        program: as `debugging.program` traced it.
+        program: as `executor.program` traced it.
         form: how it is written then.
     """
     held = {id(each): getattr(each, "nbytes", 0) for each in digests.constants(program)}
     if (size := sum(held.values())) > _MOST_BYTES:
-        messages.say(
+        logger.warning(
             f"{who} closes over {size / 1e6:,.0f} MB of arrays, which are constants of each "
             f"program: slow to compile, and held several times. Write {form}, and give frozen="
         )

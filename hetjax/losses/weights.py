@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 
-from hetjax import debugging
+from hetjax import executor
 from hetjax.types import PyTree
 
 
@@ -52,7 +52,7 @@ def depend(function: Callable[..., tuple[Any, PyTree]], point: PyTree, *rest: An
 
         return jax.vjp(weights, point)[0]
 
-    debugging.shapes(differentiated, point, *rest)
+    executor.shapes(differentiated, point, *rest)
     return any(seen)
 
 
@@ -60,7 +60,7 @@ def reached(function: Callable[..., tuple[Any, PyTree]], point: PyTree, *rest: A
     """Whether the point reaches the weights at all: by `argmax`, a comparison, `stop_gradient`.
 
     By `jax.vmap`, which follows what is made of a mapped argument into every loop and call. What it
-    cannot map counts as reached; a loss that asks for numbers, in debugging, as of `depend`.
+    cannot map counts as reached; a loss that asks for numbers, where it is called, as of `depend`.
 
     Args:
         function, point, rest: as of `depend`.
@@ -76,8 +76,8 @@ def reached(function: Callable[..., tuple[Any, PyTree]], point: PyTree, *rest: A
         return jax.vmap(lambda point: function(point, *rest)[1], out_axes=None)(point)
 
     try:  # a mapped result has no place there: ValueError
-        debugging.shapes(alone, jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], point), *rest)
+        executor.shapes(alone, jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], point), *rest)
     except Exception as error:
-        is_told = isinstance(error, ValueError) or not debugging.is_on()
+        is_told = isinstance(error, ValueError) or not executor.is_eager()
         return is_told or depend(function, point, *rest)
     return False

@@ -11,11 +11,11 @@ part is NumPy alone; the names that need JAX are resolved when they are first us
 """
 
 import importlib
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from hetjax.ordering.herding import parallel_herding_bound
 from hetjax.ordering.methods import (
-    ORDERINGS,
     d_grab,
     d_grab_exact,
     frozen,
@@ -35,6 +35,21 @@ from hetjax.ordering.orders import (
 
 if TYPE_CHECKING:
     from hetjax.ordering.balance import balance_signs
+
+ORDERINGS: dict[str, Callable[..., Ordering]] = {
+    "random_reshuffling": random_reshuffling,
+    "synchronised_reshuffling": synchronised_reshuffling,
+    "shuffle_once": shuffle_once,
+    "fixed_map": fixed_map,
+    "block_reshuffling": block_reshuffling,
+    "frozen": frozen,
+    "grab": grab,
+    "grab_random_sign": grab_random_sign,
+    "pair_balance": pair_balance,
+    "pair_balance_exact": pair_balance_exact,
+    "d_grab": d_grab,
+    "d_grab_exact": d_grab_exact,
+}
 
 __all__ = [
     "ORDERINGS",

@@ -1,4 +1,4 @@
-"""The orderings by name: where an order comes from, and which part of it runs on the devices.
+"""The orderings by signs: where an order comes from, and which part of it runs on the devices.
 
 NumPy alone: that part is imported when a run makes it.
 """
@@ -142,19 +142,3 @@ def d_grab_exact(*, balance_every: BalanceEvery = 1) -> Ordering:
     """D-GraB as in the paper, by the gradient of every example."""
     balances = _every(balance_every)
     return _balanced("per_example", "d_grab", coordinated=True, balances=balances)
-
-
-ORDERINGS: dict[str, Callable[..., Ordering]] = {
-    "random_reshuffling": orders.random_reshuffling,
-    "synchronised_reshuffling": orders.synchronised_reshuffling,
-    "shuffle_once": orders.shuffle_once,
-    "fixed_map": orders.fixed_map,
-    "block_reshuffling": orders.block_reshuffling,
-    "frozen": frozen,
-    "grab": grab,
-    "grab_random_sign": grab_random_sign,
-    "pair_balance": pair_balance,
-    "pair_balance_exact": pair_balance_exact,
-    "d_grab": d_grab,
-    "d_grab_exact": d_grab_exact,
-}

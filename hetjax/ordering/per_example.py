@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hetjax import debugging, trees, types
+from hetjax import executor, trees, types
 from hetjax.ordering import balance, pairs
 from hetjax.ordering.matrix_free import independent
 from hetjax.ordering.ordering import COUPLED, Observer, Sizes
@@ -45,7 +45,7 @@ def each(losses: Callable, params: types.PyTree, size: int) -> tuple[jax.Array, 
         return values[0], weights.sum()
 
     value_and_grad = functools.partial(jax.value_and_grad(of_one, has_aux=True), params)
-    (values, weights), grads = debugging.each(value_and_grad, jnp.arange(size))
+    (values, weights), grads = executor.each(value_and_grad, jnp.arange(size))
     return values, weights, grads
 
 
@@ -68,8 +68,8 @@ def _is_apart(losses: Callable, params: types.PyTree, gradients: jax.Array) -> j
     example. Then half of the examples have one gradient beside the others, and the same beside
     copies of the first, whose key is the microbatch's.
     """
-    program, _ = debugging.program(lambda p: losses(p, None)[0], params)
-    names, dtypes = debugging.contents(program)
+    program, _ = executor.program(lambda p: losses(p, None)[0], params)
+    names, dtypes = executor.contents(program)
     draws = program is None or any(name.startswith("random_") for name in names - _OF_KEYS)
     kept = np.random.default_rng(0).permutation(len(gradients)) < len(gradients) / 2
     kept[-1], kept[0] = False, True

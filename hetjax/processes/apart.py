@@ -18,6 +18,7 @@ that decided.
 """
 
 import contextlib
+import logging
 import statistics
 import time
 import zlib
@@ -27,15 +28,18 @@ from typing import Any
 import numpy as np
 from jax.sharding import Mesh
 
-from hetjax import messages, types
+from hetjax import types
 from hetjax.processes import apart_sums, halves, handing, waits
 from hetjax.processes import meeting as meeting_lib
 from hetjax.processes import place as place_lib
 from hetjax.processes.place import Decision, Member
 
+logger = logging.getLogger(__name__)
+
 _LOST_SECS = 1.0  # after which who waits to be taken in looks whether anybody is left
 _JUDGED = "judged"  # begins the name of the file of each that leads, or has led
 _STATE_BYTES = 16  # of the kind of a device, and of a digest
+JOINED = "joined"
 _ROUNDS = 5  # as many median rounds is nobody late
 
 
@@ -104,7 +108,7 @@ class Apart(meeting_lib.Meeting):
         absent = sorted(set(range(place.founders)) - {m.seat for m in first.members})
         if absent and place.own == first.members[0]:
             who = ", ".join(map(str, absent))
-            messages.say(f"the run begins without worker {who}: it has ended before")
+            logger.warning(f"the run begins without worker {who}: it has ended before")
         place.last = first
         place.wake(first.members)
 
@@ -138,7 +142,7 @@ class Apart(meeting_lib.Meeting):
         self._tell_changes(place.adopted, decision)
         for gone in self._told.keys() - {*decision.sum, *decision.members}:
             del self._told[gone]
-        place.last = decision
+        place.last, self.changes = decision, decision.changes
         rows = [(m.seat, told[_STATE_BYTES:].view(messages.dtype)[0]) for m, told in heard.items()]
         return self._spread(messages, rows)
 
@@ -214,7 +218,9 @@ class Apart(meeting_lib.Meeting):
         new = [m for m in place.asking() if m.seat not in taken and m not in last.members]
         since = last.since if set(ready).issuperset(last.sum) else number
         donor = place.own if place.own in stay else stay[0]
-        return Decision(number, tuple(sorted(ready)), (*stay, *new), donor.start, since)
+        changes = [(m.seat, place.how_gone(m)) for m in last.members if m not in stay]
+        told = (*changes, *((m.seat, JOINED) for m in new))
+        return Decision(number, tuple(sorted(ready)), (*stay, *new), donor.start, since, told)
 
     def _check(self, heard: Mapping[Member, np.ndarray]) -> None:
         """Compares the digests of what the members made of the round before, on devices of a kind:
@@ -238,14 +244,13 @@ class Apart(meeting_lib.Meeting):
         place = self.place
         if decision.donor != place.start:
             return
-        for member in set(before.members) - set(decision.members):
-            did = "what it did counts" if member in decision.sum else "the others do its part"
-            how = "was late" if place.lives(member) else "is gone"
-            if place.is_asked_to_leave(member):
-                how = "leaves"
-            messages.say(f"round {self.turn.number}: worker {member.seat} {how}; {did}")
-        for member in decision.joining:
-            messages.say(f"round {self.turn.number + 1}: worker {member.seat} joins")
+        counted = {member.seat for member in decision.sum}
+        for seat, what in decision.changes:
+            did = "what it did counts" if seat in counted else "the others do its part"
+            text = f"{self.turn.number}: worker {seat} {what}; {did}"
+            if what == JOINED:
+                text = f"{self.turn.number + 1}: worker {seat} joins"
+            logger.info(f"round {text}")
         place.forget(decision.joining)
         for path in place.directory.glob("*.*"):
             kind, start = path.name.lstrip(".").split(".")[:2]  # "." begins what is half written
@@ -274,7 +279,7 @@ class Apart(meeting_lib.Meeting):
         try:
             handing.write(path, arrays, about)
         except OSError as error:
-            messages.say(f"no newcomer is taken in: {self.place.directory}: {error.strerror}")
+            logger.warning(f"no newcomer is taken in: {self.place.directory}: {error.strerror}")
             path.touch()  # who joins need not wait for it
         self.place.wake(self.place.adopted.joining)
 
@@ -337,7 +342,7 @@ class Apart(meeting_lib.Meeting):
             path = place.directory / f"{_JUDGED}.{place.start}"
             handing.write(path, arrays, about | {"number": self.turn.number})
         except OSError as error:
-            messages.say(f"who leads next will not know the best: {path}: {error.strerror}")
+            logger.warning(f"who leads next will not know the best: {path}: {error.strerror}")
             return
         for path in list(place.directory.glob(f"{_JUDGED}.*")):
             start = int(path.suffix[1:])

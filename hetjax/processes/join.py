@@ -4,6 +4,7 @@
 """
 
 import contextlib
+import logging
 import os
 import socket
 import sys
@@ -12,9 +13,10 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from hetjax import compiled, messages
 from hetjax.processes import board as board_lib
 from hetjax.processes import gpus, hosts, membership, notices, place, waits, watch
+
+logger = logging.getLogger(__name__)
 
 _is_alone = False  # this process is to train alone, as `membership` said
 _hosts: dict[int, hosts.Host] = {}  # of each process, when all have told theirs
@@ -60,8 +62,6 @@ def join(member: membership.Member | None) -> None:
     if jax.distributed.is_initialized():
         watch.begin()
         return
-    if "HETJAX_ATTEMPT" in os.environ:
-        compiled.write_from_all_processes()
     jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM from us
     text = os.environ.get("HETJAX_START_SECS", "300")
     if not text.isdecimal() or not (start_secs := int(text)):
@@ -146,7 +146,7 @@ def _patience(member: membership.Member, start_secs: int) -> Iterator[None]:
                 reason = f"not all were there after {start_secs} s (HETJAX_START_SECS)"
                 print(_not_joined(member, reason), file=sys.stderr, flush=True)
                 os._exit(2)
-            messages.say(f"{who} has waited {secs:.0f} s for {_waited_for(member)}")
+            logger.warning(f"{who} has waited {secs:.0f} s for {_waited_for(member)}")
 
     threading.Thread(target=wait, name="hetjax-join", daemon=True).start()
     try:
@@ -255,7 +255,7 @@ def check_joined() -> None:
     except ValueError as error:
         seen = f"is one of several ({error})"
     if seen:
-        messages.say(
+        logger.warning(
             f"this process trains alone, and by its environment it {seen}: call "
             "hetjax.join_processes() before JAX is used, or with (0, 1) if that is meant"
         )

@@ -4,7 +4,7 @@ A `Meeting` is what the rounds know of other processes. `ways` has one class for
 and chooses. No other module asks which it is.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -64,6 +64,9 @@ class Meeting:
 
     heard: slice | np.ndarray = slice(None)
     """Of the workers: whose messages `tell` returned."""
+
+    changes: Sequence[tuple[int, str]] = ()
+    """(worker, what) of who came and went in the last round, as a report tells it."""
 
     round_number = 0
     """Of the round that has begun: the same in all processes that are in it, and in no other."""

@@ -7,6 +7,7 @@ where the board does not answer, it is process 0 that is silent.
 """
 
 import contextlib
+import logging
 import os
 import socket
 import threading
@@ -14,10 +15,11 @@ import time
 from collections.abc import Mapping, Set
 from typing import Any, NamedTuple
 
-from hetjax import messages
 from hetjax.processes import beacons as beacons_lib
 from hetjax.processes import board as board_lib
 from hetjax.processes import place, waits
+
+logger = logging.getLogger(__name__)
 
 PERIOD_SECS = 10.0
 
@@ -156,12 +158,14 @@ class Notices:
         elif secs >= PERIOD_SECS * (times + 1):
             self._said = (subject, int(secs / PERIOD_SECS))
             if wait is not None:
-                messages.say(
+                logger.warning(
                     f"process {self._process} has waited {secs:.0f} s for "
                     f"{self._described(missing)} to {wait.what}"
                 )
             if unnamed := silent - (missing or set()):
-                messages.say(f"process {self._process} hears nothing of {self._described(unnamed)}")
+                logger.warning(
+                    f"process {self._process} hears nothing of {self._described(unnamed)}"
+                )
 
     def _speak(self) -> None:
         while True:

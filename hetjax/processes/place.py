@@ -9,6 +9,7 @@ of a round who is in its sum and who are the members of the next one. It is a ke
 import contextlib
 import hashlib
 import json
+import logging
 import mmap
 import os
 import pathlib
@@ -18,8 +19,9 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, NoReturn
 
-from hetjax import messages
 from hetjax.processes import beacons, files
+
+logger = logging.getLogger(__name__)
 
 LEFT_OUT, REMOVED = 75, 76  # exit codes: to be started anew; its seat is empty now
 OWN_WORK = ("starting", "evaluating", "reporting", "checkpointing")
@@ -27,7 +29,7 @@ LATE_SECS, BUSY_SECS = 10.0, 600.0  # unless `HETJAX_LATE_SECS`, `HETJAX_BUSY_SE
 SHARED = "HETJAX_SHARED_DIRECTORY"  # of the run, where not in /dev/shm
 LOOK_SECS = 0.02  # a wake may be lost
 FIRST = -1  # the decision that says who begins
-RUNS, OVER, ASKED_TO_LEAVE = 1, 2, 3  # in `roll`, of a start; 0: there is none
+RUNS, OVER, ASKED_TO_LEAVE, KILLED = 1, 2, 3, 4  # in `roll`, of a start; 0: there is none
 _KEPT = 8  # decisions
 
 _own: "Place | None" = None
@@ -48,6 +50,7 @@ class Decision(NamedTuple):
     members: tuple[Member, ...]  # of the next round; who came first is first
     donor: int  # the start that hands the state to members who are new
     since: int = 0  # the last round whose sum lacks somebody who was in that of the round before
+    changes: tuple[tuple[int, str], ...] = ()  # (seat, what): who came and went, as it is told
 
     @property
     def joining(self) -> list[Member]:
@@ -140,10 +143,15 @@ class Place:
 
     def lives(self, member: Member) -> bool:
         """As far as the launcher has seen."""
-        return self._roll[member.start] != OVER
+        return self._roll[member.start] not in (OVER, KILLED)
 
     def is_asked_to_leave(self, member: Member) -> bool:
         return self._roll[member.start] == ASKED_TO_LEAVE
+
+    def how_gone(self, member: Member) -> str:
+        """What is told of a member that is none any more."""
+        known = {ASKED_TO_LEAVE: "left", KILLED: "was killed", OVER: "ended"}
+        return known.get(self._roll[member.start], "was late")
 
     def others(self) -> set[int]:
         """The seats of other members that live; before anything is decided, of all founders."""
@@ -217,7 +225,7 @@ class Place:
 
     def end(self, code: int, words: str) -> NoReturn:
         """Ends this process at once; the others go on."""
-        messages.say(f"worker {self.process_id} {words}")
+        logger.warning(f"worker {self.process_id} {words}")
         sys.stdout.flush()
         os._exit(code)
 
@@ -245,9 +253,9 @@ class Place:
 
 def decision_of(plain: Sequence[Any]) -> Decision:
     """From what JSON makes of it."""
-    number, added, members, *more = plain
+    number, added, members, donor, since, changes = plain
     in_sum, members = (tuple(Member(*each) for each in some) for some in (added, members))
-    return Decision(number, in_sum, members, *more)
+    return Decision(number, in_sum, members, donor, since, tuple(map(tuple, changes)))
 
 
 def newest_on(board: files.Files) -> Decision | None:

@@ -15,6 +15,7 @@ calls `begin`, and from then on:
 
 import atexit
 import contextlib
+import logging
 import os
 import pathlib
 import queue
@@ -25,10 +26,11 @@ from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import Any
 
-from hetjax import messages
 from hetjax.processes import beacons as beacons_lib
 from hetjax.processes import board as board_lib
 from hetjax.processes import endings, membership, notices, place, waits
+
+logger = logging.getLogger(__name__)
 
 _LOOKS_PER_SEC = 4.0  # of one process
 _MOST_LOOKS_PER_SEC = 128.0  # of all together: process 0 answers each look, in 0.1 ms
@@ -179,7 +181,7 @@ class Watch:
             self._hook(kind, error, trace)
         elif self._end_of_others() is None:  # else it was said in words who has ended, and how
             first_line = (str(error).splitlines() or [kind.__name__])[0]
-            messages.say(f"process {self._process} has lost the others: {first_line}")
+            logger.error(f"process {self._process} has lost the others: {first_line}")
         _end_as_guest(endings.of_error(self._process, error).words)
         self._fail(error)
 
@@ -315,11 +317,11 @@ class Watch:
                 return
             self._end = ending
         who = "this process" if ending.process == self._process else f"process {ending.process}"
-        messages.say(
+        logger.error(
             f"{who} {ending.words}; so process {self._process} of {self._num_processes} ends, too"
         )
         if ending.trace and self._process == 0 and self._directory is None:
-            messages.say(f"the traceback of process {ending.process}:\n{ending.trace.rstrip()}")
+            logger.error(f"the traceback of process {ending.process}:\n{ending.trace.rstrip()}")
         waits.end_all(f"process {ending.process} {ending.words}")
         self._over.set()
         _after(_GRACE_SECS, self._end_if_stuck)

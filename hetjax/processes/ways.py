@@ -17,7 +17,7 @@ import numpy as np
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from hetjax import debugging, types
+from hetjax import executor, types
 from hetjax import mesh as mesh_lib
 from hetjax.processes import apart, exchange, gpus, join, place, shared_sums, waits
 from hetjax.processes import board as board_lib
@@ -32,7 +32,7 @@ class Collectives(meeting_lib.Meeting):
     def __init__(self, mesh: Mesh) -> None:
         self._mesh = mesh
         gather = jax.jit(lambda rows: rows, out_shardings=mesh_lib.everywhere(mesh))
-        self._gather = debugging.compiled(gather)
+        self._gather = executor.compiled(gather)
         self.process_of = np.array([device.process_index for device in mesh.devices])
         self._come_together()
 
@@ -129,7 +129,7 @@ def across_machines(mesh: Mesh, processes: Sequence[int]) -> Callable[[np.ndarra
     rows = P(mesh_lib.WORKER_AXIS)
     add = functools.partial(jax.lax.psum, axis_name=mesh_lib.WORKER_AXIS)
     program = jax.jit(jax.shard_map(add, mesh=of_machines, in_specs=rows, out_specs=rows))
-    add_rows = debugging.compiled(program)
+    add_rows = executor.compiled(program)
 
     def add_up(total: np.ndarray) -> None:
         (own,) = mesh_lib.own_workers(of_machines)

@@ -1,16 +1,18 @@
 """The actors of one attempt of `launch`: made, followed until one end decides about all, ended."""
 
 import dataclasses
+import logging
 import os
 import signal
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from hetjax import messages
 from hetjax.launcher import environment
 from hetjax.processes import endings, notices, watch
 from hetjax.ray import joining
+
+logger = logging.getLogger(__name__)
 
 _SETTLE_SECS = {"raised": 1.0, "lost": 3.0, "died": 0.0}  # in which the cause may still come
 _SAVING_SECS = 60.0  # to end the round and save after Ctrl-C
@@ -118,7 +120,7 @@ class Workers:
             said = f"room for {self._bundles} in a cluster that has {found} in all"
             if secs >= self._start_secs:
                 raise ValueError(f"launch: there was no {said} for {secs:.0f} s (start_secs)")
-            messages.say(f"has waited {secs:.0f} s for {said}")
+            logger.warning(f"has waited {secs:.0f} s for {said}")
         for index, bundle in enumerate(self._bundles):
             options = {name: bundle.get(key, 0) for key, name in _OPTIONS.items()}
             self._actors.append(
@@ -159,7 +161,7 @@ class Workers:
 
         if not self._running:
             return
-        messages.say("Ctrl-C: ending after this round; once more to stop at once")
+        logger.info("Ctrl-C: ending after this round; once more to stop at once")
         pid, node, *_ = self._places[0]
         strategy = scheduling_strategies.NodeAffinitySchedulingStrategy(node, soft=False)
         send = ray.remote(lambda: os.kill(pid, signal.SIGTERM))

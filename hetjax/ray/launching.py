@@ -1,10 +1,13 @@
 """`launch`: a function in one actor for each worker, all started anew when a process is lost."""
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from hetjax import extras, messages, parts
+from hetjax import extras, parts
 from hetjax.ray import actors
+
+logger = logging.getLogger(__name__)
 
 
 def launch(
@@ -65,7 +68,7 @@ def launch(
         said = f"worker {end.worker} {end.words}"
         if attempt < max_failures:
             more = f"all start anew from the last checkpoint ({attempt + 1} of {max_failures})"
-            messages.say(f"{said}; {more}")
+            logger.warning(f"{said}; {more}")
     raise RuntimeError(
         f"launch: {said}; no restart is left of max_failures={max_failures}"
     ) from end.value

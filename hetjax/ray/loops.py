@@ -2,12 +2,15 @@
 
 import functools
 import json
+import logging
 from collections.abc import Callable
 from typing import Any
 
-from hetjax import extras, messages
+from hetjax import extras
 from hetjax.ray import joining
 from hetjax.writers import hearing, naming, records
+
+logger = logging.getLogger(__name__)
 
 
 def loop(fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -93,7 +96,7 @@ class _Reports:
             numbers |= {k: v for k, v in summary.items() if isinstance(v, int | float)}
             checkpoint = train.Checkpoint.from_directory(str(workdir))
         elif leads:
-            messages.say(
+            logger.warning(
                 "Ray's Result gets no checkpoint: give hetjax.fit workdir=DIR, on a disk that all "
                 "nodes see"
             )

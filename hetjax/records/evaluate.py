@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hetjax import debugging, digests, parts, trees, types
+from hetjax import digests, executor, parts, trees, types
 from hetjax.data import choosing, passes, sources
 from hetjax.inputs import fingerprint
 from hetjax.losses import loss as losses_lib
@@ -181,8 +181,8 @@ class Evaluator:
             return made
 
         self._program = ""
-        if debugging.is_on():
-            debugging.shapes(sums, params, first, named)
+        if executor.is_eager():
+            executor.shapes(sums, params, first, named)
         else:  # by what is computed now: what the function reads from outside may have changed
             self._program = digests.of_programs((sums, (params, first, named)))
         self._add = _adder(metrics_fn, program=self._program)
@@ -193,7 +193,7 @@ class Evaluator:
     def digests(self, name: str) -> dict[str, str]:
         """Of the source, which is called `name`, and of what is computed of it, by words."""
         found = {f"the set {name!r}": f"{len(self._source)} {fingerprint.of_data(self._source)}"}
-        if self._program:  # none in debugging; another JAX writes it otherwise
+        if self._program:  # none where it is eager; another JAX writes it otherwise
             named = [f"{name} {parts.path_of(of)}" for name, of in sorted(self._functions.items())]
             found[f"metrics of {name!r}, by JAX {jax.__version__}"] = f"{self._program} {named}"
         return found
@@ -285,7 +285,7 @@ def _check_metrics(
 
     measured = functools.partial(_measured, metrics_fn)
     try:
-        program, values = debugging.program(measured, params, first, named)
+        program, values = executor.program(measured, params, first, named)
     except TypeError as error:
         if "not callable" not in str(error):
             raise

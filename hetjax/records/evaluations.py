@@ -1,14 +1,17 @@
 """The sets that a run is evaluated on, and which evaluation is the best."""
 
 import functools
+import logging
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from hetjax import debugging, messages, types
+from hetjax import executor, types
 from hetjax.data import sources
 from hetjax.records import evaluate
+
+logger = logging.getLogger(__name__)
 
 ALONE = "test"  # the name of a set that was given without one
 _AVERAGE = "ema_"  # before the name of a metric of the average
@@ -54,7 +57,7 @@ def judge(names: Mapping[str, list[str]], best_by: str, best_mode: str) -> Judge
     if found is None and best_by:
         raise ValueError(f"best_by: got {best_by!r}, and the metrics are {', '.join(full)}")
     if found is None:
-        messages.say(
+        logger.warning(
             f"the metrics ({', '.join(full)}) have no loss, so best_params will be the last ones; "
             "best_by and best_mode say otherwise"
         )
@@ -125,7 +128,7 @@ class Evaluations:
             metrics_fn = evaluate.metrics_of_loss(setup.loss_fn, per_example_rng=own_keys)
             if config.loss_over == "microbatch":  # which compares as many as in training
                 options["batch_size"] = config.microbatch_size
-        with debugging.eager(config.debug):
+        with executor.of(config.form):
             self._of_sets = {
                 name: evaluate.Evaluator(
                     metrics_fn,
@@ -141,7 +144,7 @@ class Evaluations:
                 for name, source in (sets.items() if setup.where.may_lead else ())
             }
         if self and config.data.sharing == "process_local":
-            messages.say("process 0 evaluates the examples that it was given, and no others")
+            logger.info("process 0 evaluates the examples that it was given, and no others")
         self._has_told = False
         self._prefixes = ("", _AVERAGE) if config.ema > 0 else ("",)
 
@@ -181,7 +184,7 @@ class Evaluations:
         """
         models = list(zip(self._prefixes, (params, average), strict=False))
         models = [each for each in models if each[1] is not None]
-        with debugging.eager(self._setup.config.debug):
+        with executor.of(self._setup.config.form):
             found = {
                 f"{set_name}_{prefix}{name}": value
                 for set_name, evaluator in self._of_sets.items()
@@ -191,7 +194,7 @@ class Evaluations:
         odd = [f"{name} {value}" for name, value in found.items() if not np.isfinite(value)]
         if odd and not self._has_told:
             self._has_told = True
-            messages.say(
+            logger.warning(
                 f"evaluated after {after}: {', '.join(odd)}; such a number is null in summary.json "
                 "and metrics.jsonl, and never the best"
             )

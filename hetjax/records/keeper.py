@@ -1,5 +1,6 @@
 """When is a run saved, and where does it go on? Checkpoints in its workdir, beside its records."""
 
+import logging
 import os
 import pathlib
 import time
@@ -7,12 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from hetjax import messages
 from hetjax.checkpoints import checkpoint
 from hetjax.config import recorded
 from hetjax.processes import board as board_lib
 from hetjax.rounds import resume as resume_lib
 from hetjax.rounds import setup as setup_lib
+
+logger = logging.getLogger(__name__)
 
 FORCE, OVERWRITE = "force", "overwrite"
 WORDS = (FORCE, OVERWRITE)
@@ -51,7 +53,7 @@ def saved_in(
         else:
             resume_lib.check_shards(saved, setup)
             more = f", with more: {', '.join(grown)}" if grown else ""
-            messages.say(
+            logger.info(
                 f"going on with the run in {str(workdir)!r} from {task.unit} "
                 f"{saved.about['rounds']}{more} (resume=False begins anew)"
             )

@@ -5,6 +5,7 @@ import datetime
 import errno
 import fcntl
 import json
+import logging
 import os
 import pathlib
 import socket
@@ -12,8 +13,9 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from hetjax import messages
 from hetjax.config import recorded
+
+logger = logging.getLogger(__name__)
 
 _NAME = "lock.json"
 _PATIENCE_SECS = 2.0  # a process that was just killed may hold it for a moment
@@ -54,7 +56,7 @@ def held(workdir: pathlib.Path, *, takes_over: bool = False) -> Iterator[None]:
         except OSError as error:
             raise recorded.unusable(workdir, error) from error
         if left:
-            messages.say(f"{str(workdir)!r} was held by {_holder(left)}, which is gone")
+            logger.info(f"{str(workdir)!r} was held by {_holder(left)}, which is gone")
         yield
 
 
@@ -76,7 +78,7 @@ def _locked(path: pathlib.Path, workdir: pathlib.Path) -> Any:
                 return file  # else the run before has just removed it
         except OSError as error:
             if error.errno in _NO_LOCKS:
-                messages.say(f"{str(workdir)!r} has no locks: see that no other run uses it")
+                logger.warning(f"{str(workdir)!r} has no locks: see that no other run uses it")
                 return file
             if time.monotonic() > deadline:
                 with file:

@@ -212,6 +212,8 @@ class TrainingSummary(Summary):
         exchanges = [x for line in timed if (x := line.times.exchange_secs) is not None]
         sent = [line.counts.bytes_sent for line in lines]
         without = sum(line.update.weight_sum is not None for line in lines)
+        present = [line.workers.present for line in lines] or [[False]]
+        taken = np.trim_zeros(np.any(present, axis=0), "b")
         dropped = self._setup.stream.dropped(stream)
         out: dict[str, Any] = {
             "train_loss": None if sums[1] <= 0 else float(sums[0] / sums[1]),
@@ -234,9 +236,10 @@ class TrainingSummary(Summary):
             "examples_per_sec": stream.examples_processed / self.clock if self.clock else None,
             "bytes_sent_per_round": float(np.mean(sent)) if lines else None,
             "waiting_fraction": float(waiting / longest.sum()) if len(timed) else None,
-            "quotas": timed[-1].quotas if timed else [],
             "overrun_fraction": sum(line.counts.overruns for line in lines) / max(microbatches, 1),
             **self._of_run(first="first_round", interrupted=interrupted),
+            "num_workers": len(taken) or len(self._setup.where.devices),
+            "quotas": timed[-1].quotas[: len(taken)] if timed else [],
             **({"notes": self._setup.notes} if self._setup.notes else {}),
         }
         mixing, gate = self._setup.methods.reducer.mixing, self._setup.methods.gate

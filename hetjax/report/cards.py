@@ -109,7 +109,7 @@ def of_run(
         history: a record a round, or of a bilevel run an outer step.
         rounds: of a bilevel run a record a round of either level, as far as they are known.
     """
-    pictures, key = [], ""
+    pictures, key, history = [], "", series.taken(history)
     if any("upper_loss" in record for record in history[:1]):
         drawn, lines = bilevel.drawn(history), bilevel.LOSSES
         lines = [line for line in lines if np.isfinite(series.column(drawn, line[0])).any()]

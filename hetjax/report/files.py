@@ -20,7 +20,7 @@ class Written(NamedTuple):
     directory: pathlib.Path
     config: dict[str, Any]
     summary: dict[str, Any]  # empty where the run is not at its end
-    history: list[dict[str, Any]]
+    history: series.History
 
     @property
     def has_ended(self) -> bool:
@@ -57,8 +57,8 @@ def read(directory: pathlib.Path) -> Written:
     return Written(directory, config, summary, read_lines(directory / "metrics.jsonl"))
 
 
-def read_lines(path: pathlib.Path) -> list[dict[str, Any]]:
-    """The lines of a file.
+def read_lines(path: pathlib.Path) -> series.History:
+    """The lines of a file, without seats that nobody has taken.
 
     Raises:
         ValueError: as of `read`.
@@ -71,10 +71,10 @@ def read_lines(path: pathlib.Path) -> list[dict[str, Any]]:
         except ValueError as error:
             if i + 1 < len(lines):
                 raise ValueError(f"{path}, line {i + 1} is not JSON: {error}") from error
-    return found
+    return series.taken(found)
 
 
-def rounds_of_levels(directory: pathlib.Path) -> list[dict[str, Any]]:
+def rounds_of_levels(directory: pathlib.Path) -> series.History:
     """The rounds of both levels of a bilevel run, in their order."""
     found = [line for name in _LEVELS for line in read_lines(directory / name)]
     return sorted(found, key=lambda line: line["start_secs"])

@@ -10,7 +10,8 @@ from hetjax.report import canvas, series, words
 def bytes_of_worker(summary: series.Record, history: series.History) -> float:
     """Mean bytes that a worker sends a round; NaN for one worker, or if not known."""
     sent = series.number(summary.get("bytes_sent_per_round"))
-    workers = summary.get("num_workers") or series.count_workers(history)
+    here = np.nansum(series.matrix(history, "present"), axis=1)  # all numbers are the means
+    workers = here.mean() if here.any() else summary.get("num_workers") or 0
     return sent / workers if workers > 1 else float("nan")
 
 

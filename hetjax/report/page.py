@@ -10,7 +10,6 @@ import numpy as np
 
 from hetjax.report import sections, series, tiles, words
 
-TABLE_ROUNDS = 12  # at each end of the run
 HEADS = ["round", "epoch", "examples", "loss", "round time", "waiting", "quotas", "evaluated"]
 
 
@@ -31,10 +30,11 @@ def render(
         notes: of a run that goes on.
         every_secs: after which the page loads itself anew; 0: never.
     """
+    history = series.taken(history)
     title = _title(config, summary, history)
     parts = [tiles.tiles(summary, history), *sections.sections(summary, history)]
     if history:
-        table = _rounds_table(history)
+        table = words.table(HEADS, words.ends(history, _line, "rounds"), kind="rounds")
         parts.append(details("The first and the last rounds in numbers", table))
     return of_run(
         title,
@@ -147,16 +147,6 @@ def _notes(summary: series.Record, history: series.History) -> list[str]:
     elif bad:
         notes.append(f"{bad:,} of {len(history):,} rounds have no finite training loss.")
     return notes
-
-
-def _rounds_table(history: series.History) -> str:
-    """The first and the last `TABLE_ROUNDS` rounds as an HTML table."""
-    first, *last = series.first_and_last(history, TABLE_ROUNDS)
-    lines = [_line(record) for record in first]
-    if (hidden := len(history) - 2 * TABLE_ROUNDS) > 0:
-        lines.append([f"… {hidden:,} rounds …"])
-    lines += [_line(record) for part in last for record in part]
-    return words.table(HEADS, lines, kind="rounds")
 
 
 def _line(record: series.Record) -> list[str]:

@@ -21,6 +21,7 @@ def sections(summary: series.Record, history: series.History) -> list[str]:
     parts = [
         has_workers and has_clock and _timeline(summary, history),
         has_workers and _quotas(history),
+        _changes(history),
         has_workers and _gate(summary, history),
         has_clock and _round_times(summary, history),
         _losses(summary, history),
@@ -91,6 +92,21 @@ def _quotas(history: series.History) -> str:
     return section(
         "Quotas", caption + _left_out(history), partial(over_rounds.draw_quotas, history)
     )
+
+
+def _changes(history: series.History) -> str:
+    """Empty where no worker has come or gone."""
+    found = [
+        (words.count(record["round"]), words.time(record.get("start_secs")), f"worker {who}", what)
+        for record in history
+        for who, what in record.get("changes") or ()
+    ]
+    if not found:
+        return ""
+    caption = "In which round, and when that began. Who joined computes from the next round on."
+    lines = words.ends(found, list, "changes")
+    table = words.table(["round", "began after", "who", "what"], lines)
+    return section("Who came and went", caption, None, below=table)
 
 
 def _gate(summary: series.Record, history: series.History) -> str:

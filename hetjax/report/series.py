@@ -61,6 +61,20 @@ def count_workers(history: History) -> int:
     return max(map(len, cells), default=0)
 
 
+def taken(history: History) -> History:
+    """The rounds without the last seats of a run apart, where nobody has ever taken these.
+
+    Example:
+        >>> taken([{"quotas": [3, 1, 0], "present": [True, True, False]}])
+        [{'quotas': [3, 1], 'present': [True, True, False]}]
+    """
+    every = [enumerate(record.get("present") or ()) for record in history]
+    last = max((i for of in every for i, is_here in of if is_here), default=count_workers(history))
+    names = ("quotas", "microbatches_done", "compute_secs")  # by which workers are counted
+    cut = [{name: r[name][: last + 1] for name in names if r.get(name)} for r in history]
+    return [{**record, **part} for record, part in zip(history, cut, strict=True)]
+
+
 def round_ids(history: History) -> np.ndarray:
     """The number of each round; its place in the file if the line does not say."""
     ids = column(history, "round")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
 from hetjax.report.series import Record, number
+
+MOST_ROWS = 12  # at each end of a table
 
 
 def escaped(value: Any) -> str:
@@ -27,6 +29,19 @@ def table(head: Sequence[str], lines: Iterable[Sequence[str]], *, kind: str = "n
         start = f'<td colspan="{len(head)}">' if len(cells) == 1 else "<td>"
         marked.append(f"<tr>{start}{'</td><td>'.join(map(escaped, cells))}</td></tr>")
     return f'<div class="scroll"><table class="{kind}">{"".join(marked)}</table></div>'
+
+
+def ends(rows: Sequence[Any], line: Callable[[Any], list[str]], name: str) -> list[list[str]]:
+    """The lines of a table's first and last `MOST_ROWS` rows, and how many `name` are between.
+
+    Example:
+        >>> ends(range(3), lambda row: [str(row)], "rounds")
+        [['0'], ['1'], ['2']]
+    """
+    if (hidden := len(rows) - 2 * MOST_ROWS) <= 0:
+        return [line(row) for row in rows]
+    first, last = rows[:MOST_ROWS], rows[-MOST_ROWS:]
+    return [*map(line, first), [f"… {hidden:,} {name} …"], *map(line, last)]
 
 
 def aligned(rows: Iterable[tuple[str, str]]) -> str:

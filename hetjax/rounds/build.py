@@ -1,5 +1,6 @@
 """Makes what never changes in a run, top to bottom; no loop, nothing is trained yet."""
 
+import logging
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -7,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import optax
 
-from hetjax import debugging, gates, messages, ordering, starting, topology, types
+from hetjax import executor, gates, ordering, starting, topology, types
 from hetjax import mesh as mesh_lib
 from hetjax import parts as parts_lib
 from hetjax.cluster import emulate
@@ -26,6 +27,8 @@ from hetjax.processes import place as place_lib
 from hetjax.quota import policies
 from hetjax.rounds import programs, state
 from hetjax.rounds import setup as setup_lib
+
+logger = logging.getLogger(__name__)
 
 
 def build(
@@ -70,6 +73,8 @@ def build(
     solved, begins = solved or solutions.Solutions(), begins or starting.Starting()
     chosen, num_workers = chosen or kinds.of_config(config, {}), config.cluster.num_workers
     where, own = place_workers(config), owned.Owned(source, config.data.sharing, several=several)
+    if config.form == executor.EAGER and where.leads and meeting is None:
+        logger.info(executor.TOLD)
     trace = replay.read_trace(config.replay, num_workers) if config.replay else None
     feeding.check(config, source, chosen, leads=where.leads or own.part is not None)
 
@@ -193,7 +198,7 @@ def _try(
 ) -> _Tried:
     """Tries the loss, the rule and the order on the first microbatch and its key or keys."""
     per_example_rng = keys.ndim > 0
-    with debugging.eager(config.debug), named_lib.scope(named):
+    with executor.of(config.form), named_lib.scope(named):
         traced = losses_lib.check_loss(loss_fn, params, first, keys)
         passes, rule = embeddings.passes_of(loss_fn, params, first, keys, config, chosen, rule)
         if place_lib.own() is not None:
@@ -227,7 +232,7 @@ def _meet(where: mesh_lib.Placement, reducer: topology.Reducer) -> meeting_lib.M
     num_workers, num_devices = len(where.devices), jax.device_count()
     on_cpu = where.mesh is not None and jax.default_backend() == "cpu"
     if on_cpu and where.leads and num_workers < num_devices:
-        messages.say(
+        logger.warning(
             f"{num_workers} worker(s) on {num_devices} CPU devices: the others are idle, and make "
             f"rounds slower. Call hetjax.use_cpu_workers({num_workers}) before JAX is first used"
         )

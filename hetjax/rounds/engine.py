@@ -15,7 +15,7 @@ import jax
 import numpy as np
 import optax
 
-from hetjax import compiled, debugging, messages, starting, types
+from hetjax import compiled, executor, starting, types
 from hetjax.config import experiment as config_lib
 from hetjax.data import owned, sources, stream
 from hetjax.inputs import arguments, fingerprint
@@ -76,7 +76,7 @@ class Engine:
         self.begins = begins or starting.Starting()
         inputs.check(loss_fn, point)
         given = arguments.configuration(config, fields, workers=workers, rule=rule, more=rules)
-        debug = given.config.debug or debugging.is_on()
+        debug = given.config.debug or executor.is_eager()
         self.config, self.recorded = dataclasses.replace(given.config, debug=debug), given.recorded
         compiled.keep(self.config.compilation_cache)
         source = sources.of_run(sources.as_source(source), owned.seed(self.config))
@@ -109,8 +109,6 @@ class Engine:
             meeting=None if beside is None else beside.setup.company.meeting,
         )
         setup = self.setup
-        if debug and setup.where.leads and not self._is_guest:
-            messages.say(debugging.TOLD)
         if several:
             gathering.check_same_parts(
                 self.digests,
@@ -121,7 +119,7 @@ class Engine:
                 first=setup.feed.first(),
             )
         self.num_workers = len(setup.where.devices)
-        self.is_closed = False
+        self.is_closed, self._opened = False, contextlib.ExitStack()
         self.warm: dict[str, run_state.Shapes] = {}
         """The kinds of rounds whose programs have run, and what these are given."""
         self._pass_keys = stepped.PassKeys(setup.rng, setup.where.devices, setup.where.own)
@@ -142,11 +140,13 @@ class Engine:
         return fingerprint.of_parts(made, setup.feed.own)
 
     def __enter__(self) -> Self:
+        self._opened.enter_context(compiled.shared())
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is not None:
             watch.left(error)
+        self._opened.close()
         self.close()
 
     def close(self) -> None:

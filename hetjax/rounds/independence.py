@@ -6,6 +6,7 @@ fills a microbatch up, counts nowhere. So what a worker adds up over some exampl
 beside others and beside copies of one, unless they see each other.
 """
 
+import logging
 import time
 from typing import Any
 
@@ -14,11 +15,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from hetjax import mesh as mesh_lib
-from hetjax import messages, types
+from hetjax import types
 from hetjax.data import feed as feed_lib
 from hetjax.data import passes, sources, stream
 from hetjax.local import gradients, packing, stepped
 from hetjax.rounds import setup as setup_lib
+
+logger = logging.getLogger(__name__)
 
 _SLOW_SECS = 1.0  # above which a user is told how long the check took
 _RTOL, _ATOL = 1e-3, 1e-5  # the second over the norm of the whole gradient
@@ -81,7 +84,7 @@ def check(
         seen = _difference(*(added_up(each, points[index % 2]) for each in beside)) or seen
     secs = time.perf_counter() - began
     if secs > _SLOW_SECS and where.leads:
-        messages.say(f"the check of the loss took {secs:.1f} s; {way} has none")
+        logger.info(f"the check of the loss took {secs:.1f} s; {way} has none")
     size = setup.config.microbatch_size
     told = (
         f"the examples of a microbatch see each other, and none outside: {seen}. "
@@ -91,7 +94,7 @@ def check(
     if seen and (is_needed or setup.config.loss_over == "example"):
         raise ValueError(f"{why}: {told}")
     if seen and where.leads:
-        messages.say(f"{told}. loss_over='microbatch' allows it")
+        logger.warning(f"{told}. loss_over='microbatch' allows it")
 
 
 def _drawn(setup: setup_lib.Setup, source: Any, first: types.PyTree) -> tuple[Any, np.ndarray]:

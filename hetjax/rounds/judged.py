@@ -13,7 +13,7 @@ import numpy as np
 import optax
 from optax import contrib
 
-from hetjax import debugging, types
+from hetjax import executor, types
 
 
 def unperturbed_params(state: Any, params: types.PyTree) -> types.PyTree:
@@ -73,7 +73,7 @@ def row(params: types.PyTree, opt_state: types.PyTree) -> types.PyTree:
     return params
 
 
-_ROWS = debugging.compiled(jax.jit(jax.vmap(row)))
+_ROWS = executor.compiled(jax.jit(jax.vmap(row)))
 
 
 def of(params: types.PyTree, opt_state: types.PyTree) -> types.PyTree:

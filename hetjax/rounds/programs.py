@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import optax
 
-from hetjax import debugging, gates, ordering, starting, types
+from hetjax import executor, gates, ordering, starting, types
 from hetjax import mesh as mesh_lib
 from hetjax import parts as parts_lib
 from hetjax.config import experiment as config_lib
@@ -61,9 +61,7 @@ class Maker:
         else:
             of_rows = mesh_lib.worker_sharding(mesh)
         # The gathering and the sums of several processes take contributions as they are.
-        packed = (
-            self.config.local == "stepped" and self.company.meeting.alone and not self.config.debug
-        )
+        packed = self.config.form == "stepped" and self.company.meeting.alone
         begin = sync.make_begin(steps, mesh, packed=packed)
         # In one program with the update, where nothing stands between them. Gossip has no sum over
         # the workers there, and XLA would round in another way.
@@ -74,7 +72,7 @@ class Maker:
             rule=rule,
             updates=optimizer is not None,
             local=_make_local(self, steps, signed=observer is not None, finishes=not late),
-            begin=debugging.compiled(jax.jit(begin, out_shardings=of_rows)),
+            begin=executor.compiled(jax.jit(begin, out_shardings=of_rows)),
             sync=_make_sync(self, steps, observer, optimizer, sums, finishes=late),
             sums=sums,
             steps=steps,
@@ -167,7 +165,7 @@ def _make_local(
 ) -> stepped.Stepped | fused.Fused | Virtual:
     config, methods, clock = common.config, common.methods, common.clock
     mesh, devices = common.where.mesh, common.where.devices
-    if config.local == "virtual" and not config.debug:
+    if config.form == "virtual":
         return Virtual(
             steps,
             config.cluster.num_workers,
@@ -176,7 +174,7 @@ def _make_local(
             same_evidence=methods.order.coordinated,
             replicas_equal=methods.reducer.keeps_replicas_equal,
         )
-    if config.local == "fused" and mesh is not None and not config.debug:
+    if config.form == "fused" and mesh is not None:
         most = most_microbatches(config)
         return fused.Fused(steps, mesh, clock=clock, max_microbatches=most)
     gate = None
@@ -197,7 +195,7 @@ def _make_local(
         signed=signed,
         depth=config.dispatch_depth or (1 if gate or devices[0].platform == "cpu" else 2),
         finishes=finishes,
-        eager=config.debug,
+        eager=config.form == executor.EAGER,
     )
 
 

@@ -7,6 +7,7 @@ and the parameters stay as they were; speeds are learnt anew, and replicas that 
 their mean.
 """
 
+import logging
 import pathlib
 from collections.abc import Mapping
 from typing import Any
@@ -15,7 +16,7 @@ import jax
 import numpy as np
 
 from hetjax import mesh as mesh_lib
-from hetjax import messages, paths, types
+from hetjax import paths, types
 from hetjax.checkpoints import checkpoint, leaves
 from hetjax.config import experiment as config_lib
 from hetjax.config import recorded
@@ -23,6 +24,8 @@ from hetjax.inputs import fingerprint
 from hetjax.rounds import judged, run_state
 from hetjax.rounds import setup as setup_lib
 from hetjax.rounds import state as state_lib
+
+logger = logging.getLogger(__name__)
 
 DIRECTORY = "checkpoints"  # in the workdir
 MAY_GROW = ("epochs", "max_rounds")
@@ -169,7 +172,7 @@ def check_given(
         told.append(f"{excused}, as a schedule over all epochs does; its state goes on")
     told.append(fingerprint.check(found, **how))
     for text in filter(None, told if setup.where.leads else ()):
-        messages.say(text)
+        logger.warning(text)
 
 
 def given_anew(kept: Mapping[str, np.ndarray], setup: setup_lib.Setup) -> str:
@@ -224,7 +227,7 @@ def from_train(train: Any, setup: setup_lib.Setup) -> types.TrainState:
         raise ValueError(f"init_state is not of this model and optimizer: {error}") from error
     seen = given_anew(leaves.flatten(given.opt_state, _OPTIMIZER), setup)
     if seen and setup.where.leads:
-        messages.say(f"the optimizer was given anew{seen}; its state is that of init_state")
+        logger.info(f"the optimizer was given anew{seen}; its state is that of init_state")
     if setup.methods.reducer.keeps_replicas_equal:
         rows = fitted(rows, 1)
     given = fitted(rows, num_workers)
@@ -258,7 +261,7 @@ def from_arrays(
             kept[name] = like
             if jax.tree.leaves(like):
                 own = setup.where.own[0]
-                messages.say(f"what the rule kept for worker {own} is lost; it begins anew")
+                logger.warning(f"what the rule kept for worker {own} is lost; it begins anew")
             continue
         found = leaves.unflatten(like, arrays, name, check_shapes=False)
         if _num_rows(found) == 1:
@@ -292,7 +295,7 @@ def _with_average(saved: checkpoint.Saved, setup: setup_lib.Setup) -> dict[str, 
     elif has:
         text = f"the average {done} is left out: this run has no ema"
     if text and setup.where.leads:
-        messages.say(text)
+        logger.info(text)
     return arrays
 
 
@@ -334,7 +337,7 @@ def with_learned(
         arrays = leaves.flatten(found, _POLICIES)
         return rounds._replace(policies=leaves.unflatten(rounds.policies, arrays, _POLICIES))
     except ValueError:
-        messages.say("quotas are learnt anew: workers or policy are others than init_state's")
+        logger.info("quotas are learnt anew: workers or policy are others than init_state's")
         return rounds
 
 
@@ -355,7 +358,7 @@ def _policies(
         was = "with another state" if before is None else f"{before['policy']!r}"
         if before is not None and before["policy"] == now["policy"]:
             was += " with other options"
-        messages.say(
+        logger.info(
             f"quota.policy={now['policy']!r} begins anew and learns from this round on: "
             f"in the checkpoint of round {saved.about['rounds']} the policy is {was}"
         )

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from hetjax import debugging, reported, types
+from hetjax import executor, reported, types
 from hetjax import mesh as mesh_lib
 from hetjax import parts as parts_lib
 from hetjax.data import stream
@@ -83,7 +83,7 @@ class Report:
         for leaf in jax.tree.leaves((self._metrics, self._step_norms)):
             if isinstance(leaf, jax.Array):  # on its way to the host before anybody waits for it
                 leaf.copy_to_host_async()
-        self.asked = executed.asked
+        self.asked, self._changes = executed.asked, setup.company.meeting.changes
         self._settle, self._state_of = settle, state_of
         self._examples, self._examples_processed = examples, examples_processed
         self._round_secs: float | None = None
@@ -163,7 +163,7 @@ class Report:
             if self._round_secs is None:
                 self._settle()
                 self.end(time.perf_counter())
-            self._line = debugging.moving(self._read)()
+            self._line = executor.moving(self._read)()
         return self._line
 
     def check(self) -> None:
@@ -290,7 +290,7 @@ class Report:
         methods = self._setup.methods
         step = self._step()
         counted = 0 if step.pop("left_out", 0) else int(metrics.example_count.sum())
-        copies = methods.reducer.copies_sent(plan.active)
+        copies = methods.reducer.copies_sent(plan.active, int(present.sum()))
         if plan.signed and methods.observer is not None:
             copies += methods.observer.copies_sent
         return reported.RoundReport.of(
@@ -304,6 +304,7 @@ class Report:
             microbatches_done=work.microbatches_done.tolist(),
             examples_counted=metrics.example_count.tolist(),
             present=present.tolist(),
+            changes=list(self._changes) or None,
             compute_secs=work.compute_secs.tolist(),
             start_secs=0.0,
             local_secs=work.local_secs,

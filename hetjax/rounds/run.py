@@ -4,6 +4,7 @@ A round is planned, executed and committed; planning and committing (`planning`)
 Everything that the rounds to come depend on is in the state; `Run` holds what never changes.
 """
 
+import logging
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -12,7 +13,7 @@ import jax
 import numpy as np
 import optax
 
-from hetjax import debugging, digests, messages, types
+from hetjax import digests, executor, types
 from hetjax import mesh as mesh_lib
 from hetjax.checkpoints import checkpoint
 from hetjax.data import stream
@@ -26,6 +27,8 @@ from hetjax.rounds import engine, judged, resume, round_report, run_state, warm_
 from hetjax.rounds import setup as setup_lib
 from hetjax.rounds import state as state_lib
 from hetjax.rounds.run_state import Executed, Plan, RoundsState, RunState
+
+logger = logging.getLogger(__name__)
 
 
 class Run(engine.Engine):
@@ -92,7 +95,7 @@ class Run(engine.Engine):
             super().__init__(loss_fn, params, source, **options)
         begun = self.setup.begun
         if (text := judged.told(begun.params, begun.opt_state)) and self.setup.where.leads:
-            messages.say(text)
+            logger.info(text)
 
     @jax.transfer_guard("allow")
     def init(self, given: types.PyTree = (), *, train: Any = None) -> RunState:
@@ -281,12 +284,12 @@ class Run(engine.Engine):
         """
         if kind not in self.warm:
             run_state.check_state(state, self)
-            state = debugging.moving(warm_up.of_run)(self, self._execute, state, kind, given)
+            state = executor.moving(warm_up.of_run)(self, self._execute, state, kind, given)
         plan = self.open(state, kind=kind, given=given, again=again)
         with jax.profiler.StepTraceAnnotation("round", step_num=plan.local.round_index):
-            execute = debugging.moving(self._execute)
+            execute = executor.moving(self._execute)
             executed = execute(state, plan, request=request, meanwhile=meanwhile)
-            rounds, report = debugging.moving(self.close_round)(executed)
+            rounds, report = executor.moving(self.close_round)(executed)
         report.mean, report.own = executed.sums.mean, executed.sums.own
         return self.next_state(state, executed, rounds), report
 
@@ -361,7 +364,7 @@ class Run(engine.Engine):
             done[start : start + count] = ids[start : start + count]
         counted = packing.unpack(jax.device_get(found.sums.metrics))
         is_finite = bool(np.all(counted.nonfinite_microbatch < 0))
-        with debugging.eager(self.config.debug):
+        with executor.of(self.config.form):
             found_in = train.params, found.sums.mean, done, self.named(train)
             handed = passes.handed(*found_in, is_finite=is_finite)
         self.clock.closes()

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from hetjax import debugging, gates, ordering, quota, trees, types
+from hetjax import executor, gates, ordering, quota, trees, types
 from hetjax import mesh as mesh_lib
 from hetjax import parts as parts_lib
 from hetjax.checkpoints import leaves
@@ -172,7 +172,7 @@ class Setup:
         of_rows = None if mesh is None else mesh_lib.worker_sharding(mesh)
         made = sync.make_new_pass(self.methods.observer)
         jitted = jax.jit(made, donate_argnums=(0, 1), out_shardings=of_rows)
-        return debugging.compiled(jitted)
+        return executor.compiled(jitted)
 
     @property
     def kept_rows(self) -> dict[str, int]:
@@ -227,6 +227,6 @@ class Setup:
 
 def memory_rows(config: config_lib.ExperimentConfig, observer: ordering.Observer | None) -> int:
     """Of the order's memory: on one device what is the same on all workers is kept once."""
-    is_once = config.local == "virtual" and not config.debug
+    is_once = config.form == "virtual"
     is_once = is_once and observer is not None and observer.same_memory
     return 1 if is_once else config.cluster.num_workers

@@ -10,7 +10,7 @@ import numpy as np
 import optax
 from jax.sharding import Mesh
 
-from hetjax import debugging, trees, types
+from hetjax import executor, trees, types
 from hetjax import mesh as mesh_lib
 from hetjax.local import rules
 from hetjax.ordering import ordering
@@ -117,7 +117,7 @@ def _together(function: Callable, rows: types.PyTree, *others: Any) -> types.PyT
 def _everywhere(function: Callable, mesh: Mesh | None = None) -> Callable:
     """`function`, jitted; its results are whole on every device of the mesh, if there is one."""
     whole = None if mesh is None else mesh_lib.everywhere(mesh)
-    return debugging.compiled(jax.jit(function, out_shardings=whole))
+    return executor.compiled(jax.jit(function, out_shardings=whole))
 
 
 def _mean_and_distance(params: types.PyTree) -> tuple[types.PyTree, jax.Array, jax.Array]:

@@ -11,8 +11,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from hetjax import executor, types
 from hetjax import mesh as mesh_lib
-from hetjax import types
 from hetjax.local import calls
 from hetjax.processes import waits
 from hetjax.rounds import independence, planning, run_state, sync
@@ -26,10 +26,10 @@ def of_run(
 ) -> run_state.RunState:
     """Of a kind of a `Run`, whose rounds `execute` does.
 
-    Rounds that find no signs come first, where an order has passes without. In debugging nothing
-    is compiled that would have to run before.
+    Rounds that find no signs come first, where an order has passes without. An eager executor
+    compiles nothing that would have to run before.
     """
-    if not run.config.debug:
+    if run.config.form != executor.EAGER:
         if run.setup.programs.unsigned is not None and kind == setup_lib.MAIN:
             state = _of_run(run, execute, state, kind, given, signed=False)
         signed = run.setup.methods.observer is not None
@@ -83,7 +83,7 @@ def of_sums(
 ) -> None:
     """Of a kind of an `Engine`, at a point with leaves `[W, ...]`."""
     setup = engine.setup
-    for is_second in () if engine.config.debug else (False, True):
+    for is_second in () if engine.config.form == executor.EAGER else (False, True):
         if is_second:
             _touch_memory(setup)
         fresh = rounds._replace(generations=run_state.Generations(engine), generation=0)

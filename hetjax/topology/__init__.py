@@ -2,7 +2,7 @@
 
 - `reducer` says what a reducer is; `methods` are the factories, by name in `REDUCERS`.
 - `reducers` computes on the devices.
-- `graphs` says who is linked with whom, and `shown` shows it.
+- `graphs` says who is linked with whom, `named` by which name, and `shown` shows it.
 - `matchings` divides the links into matchings.
 - `mixing` has fixed weights; `schedules` has MATCHA's random ones.
 - `activation` and `spectra` solve for these schedules.
@@ -13,23 +13,22 @@ out. Imports `parts`, `values` and, to show itself, `report`. NumPy alone but fo
 which a run imports.
 """
 
-from hetjax.topology.graphs import GRAPHS, Graph, PeriodicGraph, make_graph
+from collections.abc import Callable
+
+from hetjax.topology.graphs import Graph, PeriodicGraph
 from hetjax.topology.matchings import decompose_matchings
-from hetjax.topology.methods import (
-    REDUCERS,
-    all_reduce,
-    d_psgd,
-    gossiping,
-    matcha,
-    ring,
-)
-from hetjax.topology.mixing import (
-    metropolis_weights,
-    mixing_matrices,
-    spectral_gap,
-)
+from hetjax.topology.methods import all_reduce, d_psgd, gossiping, matcha, ring
+from hetjax.topology.mixing import metropolis_weights, mixing_matrices, spectral_gap
+from hetjax.topology.named import GRAPHS, make_graph
 from hetjax.topology.reducer import Mixing, Reducer, Reduction, RunFacts
 from hetjax.topology.schedules import Schedule, matcha_schedule
+
+REDUCERS: dict[str, Callable[..., Reducer]] = {
+    "all_reduce": all_reduce,
+    "ring": ring,
+    "d_psgd": d_psgd,
+    "matcha": matcha,
+}
 
 __all__ = [
     "GRAPHS",

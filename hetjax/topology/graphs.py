@@ -7,8 +7,7 @@ launcher can plan a topology without it.
 """
 
 import dataclasses
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -16,7 +15,7 @@ from numpy.typing import ArrayLike
 from hetjax.parts import options
 from hetjax.topology import shown
 
-_PLACE = "reducer.graph: "
+PLACE = "reducer.graph: "  # with which messages begin
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -44,7 +43,7 @@ class Graph(shown.Shown):
     edges: np.ndarray
 
     def __post_init__(self) -> None:
-        options.integer(at_least=1).check(f"{_PLACE}num_workers", self.num_workers)
+        options.integer(at_least=1).check(f"{PLACE}num_workers", self.num_workers)
         edges = checked_edges(self.edges, self.num_workers)
         check_connected(edges, self.num_workers)
         edges.flags.writeable = False
@@ -87,19 +86,17 @@ class PeriodicGraph(shown.Shown):
     phases: tuple[np.ndarray, ...]
 
     def __post_init__(self) -> None:
-        options.integer(at_least=1).check(f"{_PLACE}num_workers", self.num_workers)
+        options.integer(at_least=1).check(f"{PLACE}num_workers", self.num_workers)
         workers = np.arange(self.num_workers)
         phases = tuple(np.array(phase) for phase in self.phases)
         for number, phase in enumerate(phases):
             if phase.dtype.kind not in "iu" or not np.array_equal(np.sort(phase), workers):
                 raise ValueError(
-                    f"{_PLACE}phase {number} is {phase.tolist()}, must be each worker exactly once"
+                    f"{PLACE}phase {number} is {phase.tolist()}, must be each worker exactly once"
                 )
             still = np.flatnonzero(phase == workers)
             if self.num_workers > 1 and still.size:
-                raise ValueError(
-                    f"{_PLACE}in phase {number} worker {still[0]} receives from itself"
-                )
+                raise ValueError(f"{PLACE}in phase {number} worker {still[0]} receives from itself")
             phase.flags.writeable = False
         # As many arcs enter a worker as leave it, so connected implies strongly connected.
         pairs = np.concatenate([np.stack([workers, phase], axis=1) for phase in phases])
@@ -150,12 +147,12 @@ def torus(num_workers: int) -> Graph:
       >>> torus(6).edges.tolist()  # 2 × 3
       [[0, 1], [0, 2], [0, 3], [1, 2], [1, 4], [2, 5], [3, 4], [3, 5], [4, 5]]
     """
-    options.integer(at_least=1).check(f"{_PLACE}num_workers", num_workers)
+    options.integer(at_least=1).check(f"{PLACE}num_workers", num_workers)
     # The largest divisor of n that is at most √n.
     rows = next(rows for rows in range(int(num_workers**0.5), 0, -1) if num_workers % rows == 0)
     if rows == 1 and num_workers > 3:
         raise ValueError(
-            f"{_PLACE}a torus of {num_workers} workers is not possible, since it is prime; add or "
+            f"{PLACE}a torus of {num_workers} workers is not possible, since it is prime; add or "
             "leave out one"
         )
     grid = np.arange(num_workers).reshape(rows, -1)
@@ -196,7 +193,7 @@ def random_graph(num_workers: int, *, degree: int = 4, seed: int = 0) -> Graph:
       >>> random_graph(10, degree=3).neighbours(0).size
       3
     """
-    options.integer(at_least=2).check(f"{_PLACE}degree", degree)
+    options.integer(at_least=2).check(f"{PLACE}degree", degree)
     if degree >= num_workers - 1:
         return dataclasses.replace(complete(num_workers), name="random")
     rng = np.random.default_rng(seed)
@@ -231,48 +228,6 @@ def one_peer_exponential(num_workers: int) -> PeriodicGraph:
     return PeriodicGraph("one_peer_exponential", num_workers, tuple(_powers_away(num_workers)))
 
 
-GRAPHS: dict[str, Callable[..., Graph | PeriodicGraph]] = {
-    "ring": ring,
-    "star": star,
-    "complete": complete,
-    "torus": torus,
-    "exponential": exponential,
-    "random": random_graph,
-    "one_peer_exponential": one_peer_exponential,
-}
-
-
-def make_graph(
-    text: str, num_workers: int, *, degree: int = 4, seed: int = 0
-) -> Graph | PeriodicGraph:
-    """Returns the graph that a line of configuration describes.
-
-    Args:
-      text: a name of `GRAPHS`, or the edges, such as "0-1,1-2,2-3" (commas or blanks between).
-      num_workers: n.
-      degree: neighbours of each worker in a random graph; the others ignore it.
-      seed: of a random graph; the others ignore it.
-
-    Raises:
-      ValueError: the text is neither, or the graph is not possible with this many workers.
-
-    Example:
-      >>> make_graph("0-1 1-2", 3).degrees.tolist()
-      [1, 2, 1]
-    """
-    if text == "random":
-        return random_graph(num_workers, degree=degree, seed=seed)
-    if text in GRAPHS:
-        return GRAPHS[text](num_workers)
-    items = text.replace(",", " ").split()
-    if not items or not all(re.fullmatch(r"[0-9]+-[0-9]+", item) for item in items):
-        raise ValueError(
-            f"{_PLACE}{text!r} is no graph.{options.nearest(text, list(GRAPHS))} Allowed are "
-            f"{', '.join(GRAPHS)}, or edges such as '0-1,1-2'."
-        )
-    return Graph("edges", num_workers, np.array([item.split("-") for item in items], np.int64))
-
-
 def checked_edges(edges: ArrayLike, num_workers: int) -> np.ndarray:
     """Returns the edges as i64[E, 2] with i < j, each once, sorted; names the first wrong one."""
     pairs = np.asarray(edges)
@@ -280,18 +235,18 @@ def checked_edges(edges: ArrayLike, num_workers: int) -> np.ndarray:
         return np.zeros((0, 2), np.int64)
     if pairs.ndim != 2 or pairs.shape[1] != 2 or pairs.dtype.kind not in "iu":
         raise ValueError(
-            f"{_PLACE}edges are {pairs.dtype}{list(pairs.shape)}, must be integers [num_edges, 2]"
+            f"{PLACE}edges are {pairs.dtype}{list(pairs.shape)}, must be integers [num_edges, 2]"
         )
     outside = np.flatnonzero(((pairs < 0) | (pairs >= num_workers)).any(axis=1))
     if outside.size:
         i, j = pairs[outside[0]]
         raise ValueError(
-            f"{_PLACE}edge {i}-{j} names a worker that is not one of 0 to {num_workers - 1}"
+            f"{PLACE}edge {i}-{j} names a worker that is not one of 0 to {num_workers - 1}"
         )
     loops = np.flatnonzero(pairs[:, 0] == pairs[:, 1])
     if loops.size:
         i = pairs[loops[0], 0]
-        raise ValueError(f"{_PLACE}edge {i}-{i} joins worker {i} to itself; leave it out")
+        raise ValueError(f"{PLACE}edge {i}-{i} joins worker {i} to itself; leave it out")
     codes = _distinct(_codes(*pairs.astype(np.int64).T))
     return np.stack(_ends(codes), axis=1)
 
@@ -305,7 +260,7 @@ def check_connected(edges: np.ndarray, num_workers: int) -> None:
     apart = np.flatnonzero(part != part[0])
     if apart.size:
         raise ValueError(
-            f"{_PLACE}worker {apart[0]} is not reachable from worker 0; add an edge, such as "
+            f"{PLACE}worker {apart[0]} is not reachable from worker 0; add an edge, such as "
             f"0-{apart[0]}"
         )
 

@@ -1,4 +1,4 @@
-"""The reducers by name: their options, and what they plan.
+"""The reducers: their options, and what they plan.
 
 NumPy alone. `reducers.py` has what runs on the devices; it is imported when a run makes that.
 """
@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from hetjax import parts
 from hetjax.parts import options
 from hetjax.topology import gossip as gossip_lib
-from hetjax.topology import graphs, links
+from hetjax.topology import graphs, links, named
 from hetjax.topology.reducer import Reducer, RunFacts
 
 _MATCHA_WORKERS = 1000  # its schedule takes eigenvalues of n x n matrices
@@ -23,7 +23,7 @@ GraphOption = Annotated[
         "a graph's name, an edge list such as '0-1,1-2,2-0', or a Graph",
         graphs.Graph,
         graphs.PeriodicGraph,
-        says=f"who exchanges with whom: {', '.join(graphs.GRAPHS)}, or edges such as '0-1,1-2,2-0'",
+        says=f"who exchanges with whom: {', '.join(named.GRAPHS)}, or edges such as '0-1,1-2,2-0'",
     ),
 ]
 Degree = Annotated[
@@ -166,14 +166,6 @@ def _graph(
     graph: str | graphs.Graph | graphs.PeriodicGraph, num_workers: int, *, degree: int, seed: int
 ) -> graphs.Graph | graphs.PeriodicGraph:
     if isinstance(graph, str):
-        return graphs.make_graph(graph, num_workers, degree=degree, seed=seed)
+        return named.make_graph(graph, num_workers, degree=degree, seed=seed)
     links.check_size(f"reducer.graph: {graph.name!r}", graph.num_workers, num_workers)
     return graph
-
-
-REDUCERS: dict[str, Callable[..., Reducer]] = {
-    "all_reduce": all_reduce,
-    "ring": ring,
-    "d_psgd": d_psgd,
-    "matcha": matcha,
-}

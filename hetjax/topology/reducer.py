@@ -5,12 +5,15 @@ A `Reducer` is what a user gives: how sums and parameters are to be reduced, in 
 alone.
 """
 
+import logging
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from hetjax import messages, parts
+from hetjax import parts
 from hetjax.topology import gossip as gossip_lib
 from hetjax.topology import links
+
+logger = logging.getLogger(__name__)
 
 PyTree = Any
 
@@ -85,15 +88,16 @@ class Reduction(NamedTuple):
         """The exchanges of a round, where it gossips: bool[M]; else ()."""
         return () if self.mixing is None else self.mixing.gossip.active(round_index)
 
-    def copies_sent(self, active: Any) -> float:
+    def copies_sent(self, active: Any, present: int | None = None) -> float:
         """Copies of the parameters that all workers together send in a round.
 
         Args:
             active: bool[M], which matchings the round uses; () without gossip.
+            present: workers that take part, of a sum; None: all.
         """
         if self.mixing is not None:
             return float(self.mixing.gossip.sends(active).sum())
-        return gossip_lib.ring_copies(self.num_workers) * self.num_workers
+        return 2.0 * ((present or self.num_workers) - 1)  # all around a ring
 
 
 class Reducer(NamedTuple):
@@ -126,7 +130,7 @@ class Reducer(NamedTuple):
     def tell_if_alone(self, num_workers: int) -> None:
         """Says that it averages nothing where it gossips and there is one worker."""
         if self.gossips and num_workers == 1:
-            messages.say(
+            logger.warning(
                 f"the reducer {parts.named(self)} exchanges with nobody: there is one worker"
             )
 

@@ -1,12 +1,15 @@
 """The user's callbacks, one after the other, any of which may end the run."""
 
 import enum
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from hetjax import messages, parts
+from hetjax import parts
+
+logger = logging.getLogger(__name__)
 
 
 class _Stop(enum.Enum):
@@ -44,7 +47,7 @@ class Callbacks:
                 ends, self.stopper = True, self.stopper or name
             elif answer is not None and not says and id(callback) not in self._warned:
                 self._warned.add(id(callback))
-                messages.say(
+                logger.warning(
                     f"callback {name} returned {parts.shown(answer)}; only True or hetjax.STOP "
                     "ends the run"
                 )

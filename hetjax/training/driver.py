@@ -7,6 +7,7 @@ lines and checkpoints, and writes the files however the run ends.
 
 import contextlib
 import datetime
+import logging
 import pathlib
 import signal
 import sys
@@ -15,7 +16,6 @@ from typing import Any
 
 import numpy as np
 
-from hetjax import messages
 from hetjax.checkpoints import checkpoint, leaves
 from hetjax.inputs import arguments
 from hetjax.processes import gathering, interrupt, watch
@@ -25,6 +25,8 @@ from hetjax.training import callbacks as callbacks_lib
 from hetjax.training import task as task_lib
 from hetjax.writers import background, hearing
 from hetjax.writers import records as writer_records
+
+logger = logging.getLogger(__name__)
 
 _ASKS = {number: gathering.Request[f"END_BY_{number.name}"] for number in interrupt.ENDS}
 _AGAIN_SECS = 5.0  # of lines that writers of a new leader get: those of the last may lack them
@@ -117,7 +119,7 @@ class Driver:
         """Leads from now on, in the place of a process that is gone; has each step's line once."""
         task, lines, directory = self._task, self._recorder.lines, self._directory
         task.setup.company.beacons.at("checkpointing", task.steps_done)
-        messages.say(
+        logger.info(
             f"worker {task.setup.where.own[0]} leads from {task.unit} {task.steps_done} on; its "
             "callbacks begin now"
         )
@@ -213,7 +215,7 @@ class Driver:
         error.result = result
         shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
         if shell is not None and self._task.setup.where.leads:
-            messages.say("the result so far: import sys; result = sys.last_value.result")
+            logger.info("the result so far: import sys; result = sys.last_value.result")
         raise error
 
     def _ask(self) -> gathering.Request:
@@ -235,7 +237,7 @@ class Driver:
         elif source := task.ended_source():
             told = f"{source}. The run ends here, after {task.how_far}; nothing of it is lost."
         if told and task.setup.where.leads:
-            messages.say(told)
+            logger.info(told)
         return bool(told)
 
     def _after_step(self) -> None:
@@ -346,7 +348,7 @@ class Driver:
             told.append(f"{text}{more if goes_on else ''}.")
             self._told_of_signal = told[-1:] if goes_on else []
         for text in told:
-            messages.say(text)
+            logger.info(text)
 
     def _write_summary(self, *, interrupted: bool, status: str) -> dict[str, Any]:
         """Writes what the run leaves, and ends its writers."""

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import functools
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ import jax
 import numpy as np
 
 from hetjax import mesh as mesh_lib
-from hetjax import messages, report, reported, types
+from hetjax import report, reported, types
 from hetjax.checkpoints import checkpoint, leaves
 from hetjax.processes import gathering
 from hetjax.records import evaluations, results, workdir
@@ -21,6 +22,8 @@ from hetjax.rounds import state as state_lib
 from hetjax.rounds.run_state import RunState
 from hetjax.training import driver
 from hetjax.training import task as task_lib
+
+logger = logging.getLogger(__name__)
 
 _MOST_CHARACTERS = 32  # of metrics in the progress bar
 
@@ -222,7 +225,7 @@ class Training(task_lib.Task):
         how = self._run.config.nonfinite
         if report.counts.skipped_examples == report.counts.examples:
             why = f"none of its microbatches is finite, and nonfinite={how!r} leaves them out"
-        messages.say(f"round {report.round}: {why}, so it made no update")
+        logger.warning(f"round {report.round}: {why}, so it made no update")
 
     def told_at_end(self) -> list[str]:
         skipped, done = self.summary.examples_skipped, self.state.stream.examples_processed

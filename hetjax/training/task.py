@@ -1,17 +1,20 @@
 """What a driver drives: a `Task` says what a step is, what its line is, and what is saved."""
 
 import contextlib
+import logging
 import operator
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Protocol
 
-from hetjax import messages, types
+from hetjax import types
 from hetjax.checkpoints import checkpoint
 from hetjax.processes import gathering
 from hetjax.records import evaluations, keeper, workdir
 from hetjax.rounds import engine
 from hetjax.rounds import setup as setup_lib
+
+logger = logging.getLogger(__name__)
 
 Asks = Callable[[], gathering.Request]
 """What this process asks of all of them, when a round begins."""
@@ -78,7 +81,7 @@ class Task(Protocol):
             self.best = None
             self.summary.take_judged({"eval": {}, "best": {}})
             if self.setup.where.leads:
-                messages.say(
+                logger.info(
                     f"the best begins anew: in the checkpoint of {self.unit} {about['rounds']} it "
                     f"is by something else ({', '.join(others)})"
                 )
@@ -127,7 +130,7 @@ class Task(Protocol):
                 continue
             later = sum(self.examples_of(line) for line in found[len(lines[name]) :])
             if len(lines[name]) < done and self.setup.where.leads:
-                messages.say(
+                logger.warning(
                     f"{str(directory / file)!r} has {len(lines[name])} whole lines of {done} "
                     f"{self.unit}s ({wrong})"
                 )

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import logging
 import pathlib
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from hetjax import messages, paths
+from hetjax import paths
 from hetjax.writers import naming, records
+
+logger = logging.getLogger(__name__)
 
 _BATCH_SECS = 0.2  # between two looks into the queue, where all records are written
 _TOLD_AFTER_SECS = 5.0  # of waiting for a writer at the end
@@ -110,7 +113,7 @@ class _Thread:
         """Until the thread has ended; says so where that takes long."""
         self.thread.join(_TOLD_AFTER_SECS)
         if self.thread.is_alive():
-            messages.say(f"waiting for the writer {self._name}; Ctrl-C gives up what it has not")
+            logger.info(f"waiting for the writer {self._name}; Ctrl-C gives up what it has not")
             self.thread.join()
 
     def _loop(self) -> None:
@@ -140,7 +143,7 @@ class _Thread:
         except Exception as error:
             self._has_failed = True
             said = f"{type(error).__name__}: {error}"
-            messages.say(f"the writer {self._name} raised {said}; it gets no more records")
+            logger.warning(f"the writer {self._name} raised {said}; it gets no more records")
 
 
 @contextlib.contextmanager

@@ -123,8 +123,7 @@ def rounds_of(of_microbatch, params, state, data, optimizer=OPTIMIZER):
         found = []
         for own in ids.reshape(-1, SIZE):
             batch = jax.tree.map(lambda leaf, own=own: leaf[own], data)
-            fast = getattr(params, "fast", params)
-            of_one = of_microbatch(fast, state, batch, jax.random.fold_in(key, own[0]))
+            of_one = of_microbatch(params, state, batch, jax.random.fold_in(key, own[0]))
             found.append(jax.device_get(of_one))
         weight = sum(weight for _, (weight, _) in found)
         grads = jax.tree.map(lambda *each, w=weight: sum(each) / w, *[each for each, _ in found])

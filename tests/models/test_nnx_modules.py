@@ -112,62 +112,44 @@ class Averaged(nnx.Module):
 
 
 TRAINING = {"deterministic": False, "decode": False}
+LORA = {"b_initializer": plain_loops.normal}
+
+
+def made(kind, *args, **more):
+    return lambda r: kind(*args, **more, rngs=r, **F64)
 
 
 NNX = {
     "linear": {
-        "Linear": (lambda r: nnx.Linear(4, 3, rngs=r, **F64), on("x")),
-        "LinearGeneral": (
-            lambda r: nnx.LinearGeneral((3, 4), (2, 2), axis=(1, 2), rngs=r, **F64),
-            on("x"),
-        ),
-        "Einsum": (lambda r: nnx.Einsum("btf,fg->btg", (4, 2), (2,), rngs=r, **F64), on("x")),
-        "Embed": (lambda r: nnx.Embed(5, 3, rngs=r, **F64), on("ids")),
-        "LoRA": (
-            lambda r: nnx.LoRA(4, 2, 3, b_initializer=plain_loops.normal, rngs=r, **F64),
-            on("x"),
-        ),
+        "Linear": (made(nnx.Linear, 4, 3), on("x")),
+        "LinearGeneral": (made(nnx.LinearGeneral, (3, 4), (2, 2), axis=(1, 2)), on("x")),
+        "Einsum": (made(nnx.Einsum, "btf,fg->btg", (4, 2), (2,)), on("x")),
+        "Embed": (made(nnx.Embed, 5, 3), on("ids")),
+        "LoRA": (made(nnx.LoRA, 4, 2, 3, **LORA), on("x")),
         "LoRALinear": (
-            lambda r: nnx.LoRALinear(
-                4,
-                3,
-                lora_rank=2,
-                b_initializer=plain_loops.normal,
-                lora_param_dtype=float,
-                rngs=r,
-                **F64,
-            ),
+            made(nnx.LoRALinear, 4, 3, lora_rank=2, lora_param_dtype=float, **LORA),
             on("x"),
         ),
         "PReLU": (lambda r: nnx.PReLU(param_dtype=jnp.float64), on("x")),
-        "Conv": (lambda r: nnx.Conv(2, 3, (3, 3), strides=2, rngs=r, **F64), on("image")),
-        "ConvTranspose": (lambda r: nnx.ConvTranspose(2, 3, (2, 2), rngs=r, **F64), on("image")),
+        "Conv": (made(nnx.Conv, 2, 3, (3, 3), strides=2), on("image")),
+        "ConvTranspose": (made(nnx.ConvTranspose, 2, 3, (2, 2)), on("image")),
     },
     "norms": {
-        "LayerNorm": (lambda r: nnx.LayerNorm(4, rngs=r, **F64), of_mask),
-        "RMSNorm": (lambda r: nnx.RMSNorm(4, rngs=r, **F64), of_mask),
-        "GroupNorm": (lambda r: nnx.GroupNorm(4, 2, rngs=r, **F64), of_mask),
-        "InstanceNorm": (lambda r: nnx.InstanceNorm(4, rngs=r, **F64), of_mask),
-        "WeightNorm": (
-            lambda r: nnx.WeightNorm(nnx.Linear(4, 3, rngs=r, **F64), rngs=r, **F64),
-            copied,
-        ),
+        "LayerNorm": (made(nnx.LayerNorm, 4), of_mask),
+        "RMSNorm": (made(nnx.RMSNorm, 4), of_mask),
+        "GroupNorm": (made(nnx.GroupNorm, 4, 2), of_mask),
+        "InstanceNorm": (made(nnx.InstanceNorm, 4), of_mask),
+        "WeightNorm": (lambda r: nnx.WeightNorm(linear(r), rngs=r, **F64), copied),
     },
     "state": {
-        "BatchNorm": (lambda r: nnx.BatchNorm(4, momentum=0.9, rngs=r, **F64), of_mask),
-        "SpectralNorm": (
-            lambda r: nnx.SpectralNorm(linear(r), rngs=r, **F64),
-            copied,
-        ),
+        "BatchNorm": (made(nnx.BatchNorm, 4, momentum=0.9), of_mask),
+        "SpectralNorm": (lambda r: nnx.SpectralNorm(linear(r), rngs=r, **F64), copied),
         "a kind of one's own": (Averaged, on("x")),
     },
     "random": {
-        "Dropout": (
-            lambda r: nnx.Sequential(nnx.Linear(4, 3, rngs=r, **F64), nnx.Dropout(0.5, rngs=r)),
-            on("x"),
-        ),
+        "Dropout": (lambda r: nnx.Sequential(linear(r), nnx.Dropout(0.5, rngs=r)), on("x")),
         "MultiHeadAttention": (
-            lambda r: nnx.MultiHeadAttention(2, 4, dropout_rate=0.3, **TRAINING, rngs=r, **F64),
+            made(nnx.MultiHeadAttention, 2, 4, dropout_rate=0.3, **TRAINING),
             attended,
         ),
         "Sequential": (
@@ -230,21 +212,16 @@ NNX = {
         ),
     },
     "parts": {
-        "LoRA": (
-            lambda r: nnx.LoRA(
-                4, 2, 4, base_module=linear(r), b_initializer=plain_loops.normal, rngs=r, **F64
-            ),
-            on("x"),
-        ),
+        "LoRA": (lambda r: made(nnx.LoRA, 4, 2, 4, base_module=linear(r), **LORA)(r), on("x")),
     },
     "narrow": {
-        "bfloat16": (lambda r: nnx.Linear(4, 3, dtype=jnp.bfloat16, rngs=r, **F64), on("x")),
-        "float16": (lambda r: nnx.Conv(2, 3, (2, 2), dtype=np.float16, rngs=r, **F64), on("image")),
+        "bfloat16": (made(nnx.Linear, 4, 3, dtype=jnp.bfloat16), on("x")),
+        "float16": (made(nnx.Conv, 2, 3, (2, 2), dtype=np.float16), on("image")),
     },
     "functions": {
         "activations": (linear, lambda m, b: plain_loops.activated(nnx, m(b["x"]))),
         "pools": (
-            lambda r: nnx.Conv(2, 3, (2, 2), rngs=r, **F64),
+            made(nnx.Conv, 2, 3, (2, 2)),
             lambda m, b: [
                 pool(m(b["image"]), (2, 2), strides=(2, 2), padding=padding)
                 for pool in (nnx.avg_pool, nnx.max_pool, nnx.min_pool)

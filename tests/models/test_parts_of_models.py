@@ -38,51 +38,23 @@ class Adapted(nnx.Module):
         return self.out(nnx.relu(self.drop(self.hidden(x))))
 
 
-FILTERS = {
-    "LoRAParam": nnx.LoRAParam,
-    "all of": nnx.All(nnx.Param, nnx.Not(nnx.LoRAParam)),
-}
-
-
 def pure(model, wrt=nnx.Param):
     return nnx.to_pure_dict(nnx.state(model, wrt))
 
 
-@pytest.mark.parametrize("name", FILTERS)
-def test_only_what_the_filter_chooses_is_trained(name):
-    model, wrt = Adapted(nnx.Rngs(0)), FILTERS[name]
-    loss_fn, params = hetjax.nnx_loss(model, loss, wrt=wrt)
+@pytest.mark.parametrize("wrt", [nnx.LoRAParam, nnx.All(nnx.Param, nnx.Not(nnx.LoRAParam))])
+def test_only_what_the_filter_chooses_is_trained(wrt):
+    model = Adapted(nnx.Rngs(0))
+    _, params = hetjax.nnx_loss(model, loss, wrt=wrt)
     jax.tree.map(np.testing.assert_array_equal, params, pure(model, wrt))
-    result = hetjax.fit(
-        loss_fn,
-        params,
-        optax.sgd(0.02, momentum=0.5),
-        DATA,
-        eval_source=DATA,
-        metrics_fn=hetjax.nnx_metrics(model, metrics, wrt=wrt),
-        **QUICK,
-    )
-    losses = [line["eval"]["test_loss"] for line in result.history if "eval" in line]
-    assert losses[-1] < losses[0]
-    trained = hetjax.nnx_model(model, result.params, wrt=wrt)
+    moved = jax.tree.map(lambda leaf: leaf + 1, params)
+    trained = hetjax.nnx_model(model, moved, wrt=wrt)
     rest = nnx.All(nnx.Param, nnx.Not(wrt))
     jax.tree.map(np.testing.assert_array_equal, pure(trained, rest), pure(model, rest))
-    jax.tree.map(np.testing.assert_array_equal, pure(trained, wrt), result.params)
+    jax.tree.map(np.testing.assert_array_equal, pure(trained, wrt), moved)
     trained.eval()
-    assert float(loss(trained, DATA).mean()) == pytest.approx(losses[-1], rel=1e-5)
-
-
-def test_the_gradient_is_that_of_the_whole_model_and_no_other():
-    model = Adapted(nnx.Rngs(0))
-    model.eval()
-    both = [hetjax.nnx_metrics(model, metrics, wrt=wrt) for wrt in (nnx.Param, nnx.LoRAParam)]
-    whole, part = (
-        jax.grad(lambda params, f=f: f(params, DATA)["loss"].sum())(params)
-        for f, params in zip(both, (pure(model), pure(model, nnx.LoRAParam)), strict=True)
-    )
-    assert set(part) == {"hidden"}
-    for name in ("lora_a", "lora_b"):
-        np.testing.assert_allclose(part["hidden"][name], whole["hidden"][name], rtol=1e-6)
+    found = hetjax.nnx_metrics(model, metrics, wrt=wrt)(moved, DATA)["loss"]
+    np.testing.assert_allclose(found, loss(trained, DATA), rtol=1e-5)
 
 
 def test_parameters_of_another_filter_are_refused_by_name():
@@ -114,30 +86,18 @@ def is_lora(path, array):
 def test_only_what_the_function_chooses_of_a_linen_module_is_trained():
     module = Linen()
     variables = module.init(jax.random.key(0), X[:1])
-    loss_fn, params = hetjax.linen_loss(module, variables, loss, wrt=is_lora)
+    _, params = hetjax.linen_loss(module, variables, loss, wrt=is_lora)
     assert params.keys() == {"lora"}
-    evaluated = hetjax.linen_metrics(module, variables, metrics, wrt=is_lora)
-    result = hetjax.fit(
-        loss_fn,
-        params,
-        optax.sgd(0.02, momentum=0.5),
-        DATA,
-        eval_source=DATA,
-        metrics_fn=evaluated,
-        **QUICK,
-    )
-    losses = [line["eval"]["test_loss"] for line in result.history if "eval" in line]
-    assert losses[-1] < losses[0]
-    trained = hetjax.linen_variables(variables, result.params, wrt=is_lora)
+    moved = jax.tree.map(lambda leaf: leaf + 1, params)
+    trained = hetjax.linen_variables(variables, moved, wrt=is_lora)
     assert trained["constants"] == variables["constants"]
     for name in ("base", "out"):
-        jax.tree.map(
-            np.testing.assert_array_equal, trained["params"][name], variables["params"][name]
-        )
-    mean = float(loss(lambda x: module.apply(trained, x), DATA).mean())
-    assert mean == pytest.approx(losses[-1], rel=1e-5)
+        parts = trained["params"][name], variables["params"][name]
+        jax.tree.map(np.testing.assert_array_equal, *parts)
+    found = hetjax.linen_metrics(module, variables, metrics, wrt=is_lora)(moved, DATA)["loss"]
+    np.testing.assert_allclose(found, loss(lambda x: module.apply(trained, x), DATA), rtol=1e-5)
     with pytest.raises(ValueError, match=r"linen_variables: params do not fit.*base\.bias is miss"):
-        hetjax.linen_variables(variables, result.params)
+        hetjax.linen_variables(variables, moved)
     with pytest.raises(ValueError, match=r"chooses none of the parameters base\.bias, base\.kern"):
         hetjax.linen_loss(module, variables, loss, wrt=lambda path, _: "head" in path)
 
@@ -156,13 +116,6 @@ def test_a_module_that_is_none_is_refused():
     ):
         with pytest.raises(ValueError, match=message):
             function()
-
-
-def test_bare_parameters_of_linen_are_refused():
-    module = Linen()
-    params = module.init(jax.random.key(0), X[:1])["params"]
-    with pytest.raises(ValueError, match="linen_loss: variables has no 'params'"):
-        hetjax.linen_loss(module, params, loss)
 
 
 def test_parameters_of_another_model_are_refused():

@@ -5,7 +5,6 @@ import functools
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 import pytest
 from flax import nnx
@@ -54,83 +53,6 @@ def flax_mnist():
     return of_nnx(Cnn(nnx.Rngs(0)), loss)
 
 
-class Decoder(nnx.Module):
-    """As Gemma: scaled embeddings that are tied, RMS norms, grouped queries, gated units."""
-
-    def __init__(self, rngs):
-        make = functools.partial(nnx.Einsum, rngs=rngs, **F64)
-        self.embed = nnx.Embed(5, 4, rngs=rngs, **F64)
-        self.norms = nnx.List([nnx.RMSNorm(4, rngs=rngs, **F64) for _ in range(2)])
-        self.q, self.kv = make("btd,dnh->btnh", (4, 2, 4)), make("btd,cdh->cbth", (2, 4, 4))
-        self.o, self.gate = make("btnh,nhd->btd", (2, 4, 4)), make("btd,cdf->cbtf", (2, 4, 6))
-        self.down = nnx.Linear(6, 4, use_bias=False, rngs=rngs, **F64)
-
-    def __call__(self, ids):
-        x = self.embed(ids) * 2.0
-        y = self.norms[0](x)
-        q, (k, v) = self.q(y), self.kv(y)
-        scores = jnp.einsum("btnh,bsh->bnts", rotated(q), rotated(k[:, :, None])[:, :, 0])
-        scores = jnp.where(nnx.make_causal_mask(ids) > 0, jnp.tanh(scores / 5) * 5, -1e9)
-        x = x + self.o(jnp.einsum("bnts,bsh->btnh", jax.nn.softmax(scores), v))
-        gate, up = self.gate(self.norms[1](x))
-        return self.embed.attend(x + self.down(nnx.gelu(gate) * up))
-
-
-def rotated(x):
-    angle = jnp.arange(x.shape[1])[None, :, None, None] / jnp.array([[[[1.0, 10.0]]]])
-    one, two = jnp.split(x, 2, -1)
-    sin, cos = jnp.sin(angle), jnp.cos(angle)
-    return jnp.concatenate([one * cos - two * sin, two * cos + one * sin], -1)
-
-
-def flax_gemma():
-    def loss(model, batch):
-        weights = (jnp.arange(2)[None] < batch["lengths"][:, None] - 1).astype(float)
-        return cross_entropy(model(batch["ids"])[:, :-1], batch["ids"][:, 1:]), weights
-
-    return of_nnx(Decoder(nnx.Rngs(0)), loss)
-
-
-class ActorCritic(nn.Module):
-    @nn.compact
-    def __call__(self, x):
-        x = nn.relu(nn.Conv(4, (2, 2), strides=2, **F64)(x)).reshape(len(x), -1)
-        x = nn.relu(nn.Dense(8, **F64)(x))
-        return nn.log_softmax(nn.Dense(3, **F64)(x)), nn.Dense(1, **F64)(x)[:, 0]
-
-
-def flax_ppo():
-    def loss(model, batch):
-        log_probs, values = model(batch["image"])
-        entropy = -(jnp.exp(log_probs) * log_probs).sum(1)
-        taken = jnp.take_along_axis(log_probs, batch["label"][:, None], 1)[:, 0]
-        ratio, gain = jnp.exp(taken - jnp.log(1 / 3)), batch["y"]
-        clipped = jnp.clip(ratio, 0.9, 1.1)
-        policy = -jnp.minimum(ratio * gain, clipped * gain)
-        return policy + 0.5 * (batch["x"][:, 0, 0] - values) ** 2 - 0.01 * entropy
-
-    return of_linen(ActorCritic(), loss, FIRST["image"])
-
-
-class Vae(nn.Module):
-    @nn.compact
-    def __call__(self, x, rng):
-        h = nn.relu(nn.Dense(8, **F64)(x))
-        mean, logvar = nn.Dense(2, **F64)(h), nn.Dense(2, **F64)(h)
-        z = mean + jnp.exp(logvar / 2) * jax.random.normal(rng, mean.shape)
-        return nn.Dense(x.shape[1], **F64)(nn.relu(nn.Dense(8, **F64)(z))), mean, logvar
-
-
-def flax_vae():
-    def loss(model, batch, rng):
-        x = batch["image"].reshape(len(batch["y"]), -1)
-        logits, mean, logvar = model(x, rng)
-        likelihood = optax.sigmoid_binary_cross_entropy(logits, (x > 0).astype(float)).sum(-1)
-        return likelihood - 0.5 * (1 + logvar - mean**2 - jnp.exp(logvar)).sum(-1)
-
-    return of_linen(Vae(), loss, FIRST["image"].reshape(1, -1), KEYS["dropout"])
-
-
 class DecoderCell(nn.RNNCellBase):
     """Of a random prediction of its own comes the next input, as in Flax's addition."""
 
@@ -168,130 +90,6 @@ def flax_seq2seq():
     return of_linen(Seq2seq(), loss, *given, streams=("lstm",))
 
 
-class ResNet(nn.Module):
-    @nn.compact
-    def __call__(self, x, train=True):
-        conv = functools.partial(nn.Conv, use_bias=False, **F64)
-        norm = functools.partial(nn.BatchNorm, use_running_average=not train, momentum=0.9, **F64)
-        x = nn.max_pool(nn.relu(norm()(conv(4, (3, 3))(x))), (2, 2), strides=(1, 1))
-        y = norm(scale_init=nn.initializers.ones)(conv(8, (3, 3), strides=2)(x))
-        x = nn.relu(y + norm()(conv(8, (1, 1), strides=2)(x)))
-        return nn.Dense(3, **F64)(x.mean((1, 2)))
-
-
-def flax_imagenet():
-    def loss(model, batch):
-        return cross_entropy(model(batch["image"]), batch["label"])
-
-    return of_linen(ResNet(), loss, FIRST["image"])
-
-
-class GraphNet(nn.Module):
-    """One graph an example: three nodes, edges along `ids`, and labels of which some lack."""
-
-    @nn.compact
-    def __call__(self, nodes, receivers, lengths):
-        present = (jnp.arange(3)[None] < lengths[:, None]).astype(float)[..., None]
-        nodes = nn.Dense(4, **F64)(nodes)
-        for _ in range(2):
-            messages = nn.relu(nn.Dense(4, **F64)(nodes)) * present
-            summed = jax.vmap(lambda m, to: jax.ops.segment_sum(m, to, 3))(messages, receivers)
-            nodes = nn.LayerNorm(**F64)(nodes + nn.Dense(4, **F64)(summed))
-        nodes = nn.Dropout(0.2, deterministic=False)(nodes) * present
-        return nn.Dense(3, **F64)(nodes.sum(1) / present.sum(1))
-
-
-def flax_graphs():
-    def loss(model, batch):
-        logits = model(batch["x"], batch["ids"] % 3, batch["lengths"])
-        labels = jnp.where(batch["x"][:, 0, :3] > 1, jnp.nan, (batch["x"][:, 1, :3] > 0) * 1.0)
-        known = ~jnp.isnan(labels)
-        losses = optax.sigmoid_binary_cross_entropy(logits, jnp.where(known, labels, 0))
-        return losses, known
-
-    return of_linen(GraphNet(), loss, FIRST["x"], FIRST["ids"] % 3, FIRST["lengths"])
-
-
-def mlp(params, x):
-    return jnp.tanh(x.reshape(len(x), -1) @ params["w"]) @ params["out"] + params["bias"][None]
-
-
-def weights():
-    drawn = np.random.default_rng(3)
-    shapes = {"w": (12, 6), "out": (6, 3), "bias": (3,)}
-    return {name: drawn.normal(0, 0.5, shape) for name, shape in shapes.items()}
-
-
-def optax_adversarial():
-    def loss(params, batch, rng):
-        def of(x):
-            return cross_entropy(mlp(params, x), batch["label"])
-
-        def step(_, x):
-            moved = x + 0.02 * jnp.sign(jax.grad(lambda x: of(x).sum())(x))
-            return jnp.clip(moved, batch["x"] - 0.05, batch["x"] + 0.05)
-
-        start = batch["x"] + jax.random.uniform(rng, batch["x"].shape, float, -0.05, 0.05)
-        return of(jax.lax.stop_gradient(jax.lax.fori_loop(0, 3, step, start)))
-
-    return of_function(loss, weights())
-
-
-def optax_lookahead():
-    def plain(params, batch, rng):
-        return cross_entropy(mlp(params, batch["x"]), batch["label"])
-
-    def loss(pair, batch, rng):
-        return plain(pair.fast, batch, rng)
-
-    pair = optax.LookaheadParams.init_synced(jax.tree.map(jnp.asarray, weights()))
-    optimizer = optax.lookahead(optax.sgd(0.1), 2, 0.5)
-    of_microbatch, _, state = plain_loops.of_function(plain, pair.fast)
-    return (of_microbatch, pair, state), loss, pair, optimizer
-
-
-def optax_perturbed():
-    """Through a combinatorial solver with noise."""
-
-    def solver(scores):
-        return jax.nn.one_hot(jnp.argsort(jnp.argsort(scores)), 3, dtype=float)
-
-    def loss(params, batch, rng):
-        ranks = optax.perturbations.make_perturbed_fun(solver, 4, 0.5)
-        keys = jax.random.split(rng, len(batch["y"]))
-        found = jax.vmap(ranks)(keys, mlp(params, batch["x"]))
-        return ((found - solver(batch["x"][:, 0, :3])) ** 2).sum((1, 2))
-
-    return of_function(loss, weights())
-
-
-def optax_maml():
-    """A step of the inner loop for each example, and its loss behind it."""
-
-    def loss(params, batch, rng):
-        def of_one(x, label, y):
-            def inner(params):
-                return (mlp(params, x[None])[0, 0] - y) ** 2
-
-            moved = jax.tree.map(lambda p, g: p - 0.1 * g, params, jax.grad(inner)(params))
-            return cross_entropy(mlp(moved, x[None])[0], label)
-
-        return jax.vmap(of_one)(batch["x"], batch["label"], batch["y"])
-
-    return of_function(loss, weights())
-
-
-def equinox_of(model, losses_of):
-    eqx = pytest.importorskip("equinox")
-    model = jax.tree.map(lambda x: x.astype(float) if eqx.is_inexact_array(x) else x, model)
-    params, static = eqx.partition(model, eqx.is_inexact_array)
-
-    def loss(params, batch, rng):
-        return losses_of(eqx.combine(params, static), batch, rng)
-
-    return of_function(loss, params)
-
-
 def equinox_mnist():
     eqx = pytest.importorskip("equinox")
     keys = jax.random.split(jax.random.key(0))
@@ -309,22 +107,9 @@ def equinox_mnist():
         logits = jax.vmap(lambda x, key: model(x, key=key))(batch["image"], split)
         return cross_entropy(logits, batch["label"])
 
-    return equinox_of(eqx.nn.Sequential(layers), losses_of)
-
-
-def equinox_rnn():
-    eqx = pytest.importorskip("equinox")
-    keys = jax.random.split(jax.random.key(0))
-    model = {"cell": eqx.nn.GRUCell(4, 5, key=keys[0]), "out": eqx.nn.Linear(5, 1, key=keys[1])}
-
-    def losses_of(model, batch, rng):
-        def of_one(x, y):
-            last, _ = jax.lax.scan(lambda h, x: (model["cell"](x, h), None), jnp.zeros(5), x)
-            return (model["out"](last)[0] - y) ** 2
-
-        return jax.vmap(of_one)(batch["x"], batch["y"])
-
-    return equinox_of(model, losses_of)
+    params, static = eqx.partition(eqx.nn.Sequential(layers), eqx.is_inexact_array)
+    params = plain_loops.as_float64(params)
+    return of_function(lambda params, *rest: losses_of(eqx.combine(params, static), *rest), params)
 
 
 def equinox_batch_norm():
@@ -355,14 +140,10 @@ def equinox_batch_norm():
     return (of_microbatch, params, begun), hetjax.StatefulLoss(loss, begun), params
 
 
-SCRIPTS = [
-    *(flax_mnist, flax_gemma, flax_ppo, flax_vae, flax_seq2seq, flax_imagenet, flax_graphs),
-    *(optax_adversarial, optax_lookahead, optax_perturbed, optax_maml),
-    *(equinox_mnist, equinox_rnn, equinox_batch_norm),
-]
+# Each gives a run something that no other does.
+SCRIPTS = [flax_mnist, flax_seq2seq, equinox_mnist, equinox_batch_norm]
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.__name__)
 def test_a_public_script_trains_as_its_own_loop(script, float64):
-    reference, loss_fn, params, *optimizer = script()
-    plain_loops.check(reference, loss_fn, params, DATA, *optimizer)
+    plain_loops.check(*script(), DATA)

@@ -35,6 +35,21 @@ def test_every_link_leads_somewhere(path):
     assert wrong == []
 
 
+INCLUDE = re.compile(r"^[`:]{3,}\{(?:literal)?include\} (\S+)", re.MULTILINE)
+
+
+@pytest.mark.parametrize("path", DOCS, ids=lambda path: path.stem)
+def test_a_page_that_includes_a_file_links_it_right_above(path):
+    """The repository shows the link alone; `test_every_link_leads_somewhere` follows it."""
+    text = path.read_text()
+    for found in INCLUDE.finditer(text):
+        assert f"]({found[1]})" in text[: found.start()].rstrip().rpartition("\n\n")[2], found[1]
+
+
+def test_includes_are_found():
+    assert sum(len(INCLUDE.findall(path.read_text())) for path in DOCS) > 10
+
+
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_files_and_programs_that_are_named_are_there(path):
     text = path.read_text()
@@ -84,4 +99,6 @@ def test_links_out_of_the_pages_follow_one_rule():
     assert shown(results, *here) == "results/generated/quotas.md#a"
     file = "https://host/repository/blob/main/tests/own_parts/gate.py"
     assert shown("../tests/own_parts/gate.py", *here) == file
+    manifest = "https://host/repository/blob/main/docs/kubernetes/jobset.yaml"
+    assert shown("kubernetes/jobset.yaml", "docs/kubernetes.md", "kubernetes.md") == manifest
     assert shown("../tests", *here) == "https://host/repository/tree/main/tests"

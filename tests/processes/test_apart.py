@@ -60,6 +60,11 @@ def lines(workdir):
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
+def changes(workdir):
+    """Who came and went, as the lines have it."""
+    return [tuple(each) for line in lines(workdir) for each in line.get("changes", ())]
+
+
 def after(count, workdir):
     """Waits until a run has so many lines."""
     launches.eventually(lambda: len(lines(workdir)) >= count)
@@ -115,6 +120,7 @@ def test_killed_workers_are_replaced_and_nothing_is_lost(apart):
     assert set(told) == set(range(WORKERS))
     launched.wait_for(r"worker \d leads from round")
     check_exact(workdir, told, epochs=40)
+    assert changes(workdir) == [(k, what) for k in (1, 0, 1) for what in ("was killed", "joined")]
 
 
 @pytest.mark.slow
@@ -155,12 +161,13 @@ def test_workers_are_added_and_taken_away_while_a_run_goes_on(apart):
     for flags in ([f"--add={match[1]}"], [f"--remove={match[1]}:0"]):
         subprocess.run([*command, *flags], check=True, cwd=launches.ROOT)
     launched.wait_for(rf"worker {WORKERS} joins")
-    launched.wait_for(r"worker 0 leaves")
+    launched.wait_for(r"worker 0 left;")
     told = results(launched)
     assert 0 not in told
     assert WORKERS in told
     assert [sum(line["present"]) for line in lines(workdir)][-1] == WORKERS
     check_exact(workdir, told, seats=WORKERS + 1, epochs=60)
+    assert {*changes(workdir)} == {(WORKERS, "joined"), (0, "left")}
 
 
 @pytest.mark.slow
@@ -342,6 +349,7 @@ def test_who_is_asked_to_leave_stays_until_another_has_the_state(tmp_path, monke
         stays.result()
     decision = at[1].decided(1)  # by either
     assert (decision.members, decision.donor) == ((at[1].own,), at[1].start)
+    assert decision.changes == members[1].changes == ((0, "left"),)
 
 
 def test_digests_tell_states_apart():

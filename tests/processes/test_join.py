@@ -2,6 +2,7 @@
 
 import collections
 import os
+import re
 import subprocess
 import sys
 
@@ -11,6 +12,8 @@ from jax._src import distributed
 import hetjax
 from hetjax.processes import board as board_lib
 from hetjax.processes import endings, join, waits
+from tests import programs
+from tests.processes import test_membership as engines
 
 
 def test_a_process_that_is_alone_has_no_board():
@@ -84,18 +87,40 @@ def test_where_jax_was_initialized_its_place_counts():
     assert f"Member(process_id=0, num_processes=1, coordinator={address!r}" in said.stdout, said
 
 
-def test_who_cannot_find_the_coordinator_names_its_address():
-    program = "import hetjax; hetjax.join_processes(1, 3, 'no-such-host.invalid:7000')"
-    ended = subprocess.run(
-        [sys.executable, "-c", program],
-        env={**os.environ, "HETJAX_START_SECS": "3"},
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
+UNKNOWN = "no-such-host.invalid"
+AT_UNKNOWN = {"JAX_COORDINATOR_ADDRESS": f"{UNKNOWN}:7000"}
+BY_HAND = {"JAX_PROCESS_ID": "1", "JAX_NUM_PROCESSES": "3"}
+INDEXED_JOB = {**engines.INDEXED_JOB, "JAX_NUM_PROCESSES": "4", "MASTER_PORT": "7000"}
+OF_MPIRUN = {
+    "OMPI_MCA_orte_hnp_uri": f"1079443456.0;tcp://{UNKNOWN}:57849",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+}
+WAYS = {
+    "arguments": {},
+    "launcher": {**engines.LAUNCHER, "HETJAX_COORDINATOR": f"{UNKNOWN}:7000"},
+    "JAX's variables": {**BY_HAND, **AT_UNKNOWN},
+    "torchrun": {**engines.TORCHRUN, "MASTER_ADDR": UNKNOWN},
+    "variables of torch": {**engines.TORCH, "MASTER_ADDR": UNKNOWN},
+    "Kubernetes": {**INDEXED_JOB, "MASTER_ADDR": UNKNOWN},
+    "Open MPI 4": {**engines.open_mpi(1, 4), **OF_MPIRUN},
+    "Open MPI 5": {**engines.open_mpi(1, 4, version=5), **AT_UNKNOWN},
+    "MPICH": {**engines.pmi(1, 2), **AT_UNKNOWN},
+    "Slurm": {**engines.slurm(1, 4), "SLURM_STEP_NODELIST": UNKNOWN},
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_who_cannot_find_the_coordinator_names_its_address(tmp_path, way):
+    given = "" if WAYS[way] else f"1, 3, '{UNKNOWN}:7000'"
+    program = (
+        "import hetjax\nfrom hetjax.processes import notices\n"
+        f"notices.PERIOD_SECS = 0.4; hetjax.join_processes({given})"
     )
-    words = "process 1 of 3 cannot join its run at no-such-host.invalid:7000: not all were there"
-    assert words in ended.stderr
+    ended = programs.run(["-c", program], tmp_path, **WAYS[way], HETJAX_START_SECS="1")
+    waits_for = rf"hetjax: process \d of \d has waited \d s for process 0 at {UNKNOWN}:\d+, or the"
+    assert re.search(waits_for, ended.stderr), ended.stderr
+    refused = rf"cannot join its run at {UNKNOWN}:\d+: not all were there after 1 s"
+    assert re.search(refused, ended.stderr), ended.stderr
     assert ended.returncode == 2
 
 

@@ -36,9 +36,8 @@ def scan(p, a):
 
 
 def held_while(p, a):
-    return (
-        p + jax.lax.while_loop(lambda c: c[0] < a[0], lambda c: (c[0] * 2, c[1] + a), (1.0, a))[1]
-    )
+    step = lambda c: (c[0] * 2, c[1] + a)  # noqa: E731
+    return p + jax.lax.while_loop(lambda c: c[0] < a[0], step, (1.0, a))[1]
 
 
 def with_vjp(p, forward, backward):
@@ -140,14 +139,7 @@ WAYS = {
     "custom_vjp, forward": of_loss(lambda p, a: with_vjp(p, a, 2.0)),
     "custom_vjp, backward": of_loss(lambda p, a: with_vjp(p, 2.0, a)),
     "custom_jvp": of_loss(with_jvp),
-    "a callback": of_loss(
-        lambda p, a: (
-            p
-            + jax.lax.stop_gradient(
-                jax.pure_callback(lambda: a, jax.ShapeDtypeStruct((3,), np.float32))
-            )
-        )
-    ),
+    "a callback": of_loss(lambda p, a: p + jax.lax.stop_gradient(jax.pure_callback(lambda: a, p))),
     "weights": lambda a: {"loss_fn": lambda p, batch, rng: (batch["x"] @ p, batch["x"] @ a)},
     "a metric": of_metrics,
     "a partial": lambda a: {
@@ -185,12 +177,8 @@ def made(given):
     }
     source = hetjax.data.sources.as_source(given.pop("source"))
     rule = given.pop("rule", None)
-    config = types.SimpleNamespace(
-        seed=0,
-        microbatch_size=4,
-        debug=False,
-        rule=types.SimpleNamespace(name="mine" if rule else "gradient_sums"),
-    )
+    named_rule = types.SimpleNamespace(name="mine" if rule else "gradient_sums")
+    config = types.SimpleNamespace(seed=0, microbatch_size=4, form="stepped", rule=named_rule)
     rule = rule or gradients.gradient_sums(given["loss_fn"])
     by_name = named.Beside(named.frozen_of(given["loss_fn"], ()))
     of_run = {"config": config, "rule": rule, "per_example_rng": False, "by_name": by_name}

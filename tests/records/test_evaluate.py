@@ -49,12 +49,6 @@ def test_tokens_are_weighed_each_by_itself(float64):
     assert found == pytest.approx({"loss": loss, "right": accuracy}, rel=1e-12)
 
 
-def test_a_function_of_a_model_is_refused_with_what_makes_it_one_of_parameters():
-    data, params = {"x": np.ones((16, 5), np.float32)}, {"w": np.zeros(5, np.float32)}
-    with pytest.raises(ValueError, match=r"no function .*hetjax\.nnx_metrics"):
-        hetjax.evaluate(params, data, lambda model, batch: {"sum": model(batch["x"])})
-
-
 def test_a_second_call_traces_nothing():
     traced = []
 
@@ -115,20 +109,18 @@ def test_a_second_run_is_judged_by_what_its_functions_read_now(keeps_state, own)
     options = {"model_state": np.zeros(1, np.float32)} if keeps_state else {}
     options |= {"metrics_fn": metrics_fn} if own else {}
     options |= {"workers": 2, "local": "virtual", "budget": 4, "microbatch_size": 4, "epochs": 1}
+    options |= {"eval_source": data, "progress": False}
+    given = (loss_fn, np.zeros((), np.float32), optax.sgd(0.0), data)
     for scale in (1.0, 100.0, 2.0):
         OUTSIDE["loss"] = scale
-        found = hetjax.fit(
-            loss_fn,
-            np.zeros((), np.float32),
-            optax.sgd(0.0),
-            data,
-            eval_source=data,
-            progress=False,
-            **options,
-        ).summary
+        found = hetjax.fit(*given, **options).summary
         name = "test_other" if own and scale > 5 else "test_loss"
         assert found[name] == found["train_loss"] == scale
         assert found.get(f"best_{name}", scale) == scale
+
+
+def collects(given):
+    return lambda params, batch: {"a": hetjax.Collected(*given(batch["x"]))}
 
 
 @pytest.mark.parametrize(
@@ -138,10 +130,14 @@ def test_a_second_run_is_judged_by_what_its_functions_read_now(keeps_state, own)
         (lambda p, b: b["x"][:, 0], "metrics_fn returned ShapeDtypeStruct; it must return a dict"),
         (lambda p, b: {"a": (b["x"], b["y"])}, r"'a' as float32\[61, 5\] with weights \w+\[61\]"),
         (lambda p, b: {"a": hetjax.OfMeans(float, b["x"].mean())}, r"'a' as float32\[\]; allowed"),
+        (lambda model, b: {"sum": model(b["x"])}, r"no function .*hetjax\.nnx_metrics"),
+        (collects(lambda x: (len, x.mean())), r"Collected 'a' of float32\[\]; .*\[61, …\]"),
+        (collects(lambda x: (len, (x, x))), r"Collected 'a' of \(.*; .*\[61, …\]"),
+        (collects(lambda x: (np.sort, x[:, 0])), r"'a', numpy:sort, .*float32\[61\].*one num"),
     ],
 )
 def test_what_is_no_metric_is_refused(function, message):
-    data, params = problems.classification(61, np.float32), problems.initial_weights(np.float32)
+    data, params = problems.classification(61, np.float32), {"w": np.zeros(5, np.float32)}
     with pytest.raises(ValueError, match=message):
         hetjax.evaluate(params, data, function)
     with pytest.raises(ValueError, match="a source cannot be made of int"):
@@ -224,20 +220,3 @@ def test_what_is_collected_is_all_of_the_set_in_its_order(how, num_examples, flo
         np.testing.assert_array_equal(rows, data["x"].astype(rows.dtype))
         np.testing.assert_array_equal(classes, truths)
         assert rows.dtype == jnp.bfloat16
-
-
-@pytest.mark.parametrize(
-    ("made", "message"),
-    [
-        (lambda x: hetjax.Collected(len, x.mean()), r"Collected 'a' of float32\[\]; .*\[61, …\]"),
-        (lambda x: hetjax.Collected(len, (x, x)), r"Collected 'a' of \(.*; .*\[61, …\]"),
-        (
-            lambda x: hetjax.Collected(np.sort, x[:, 0]),
-            r"'a', numpy:sort, .*float32\[61\].*one num",
-        ),
-    ],
-)
-def test_what_cannot_be_collected_is_refused(made, message):
-    data, params = problems.classification(61, np.float32), problems.initial_weights(np.float32)
-    with pytest.raises(ValueError, match=message):
-        hetjax.evaluate(params, data, lambda params, batch: {"a": made(batch["x"])})

@@ -51,24 +51,22 @@ def test_without_a_loss_it_is_said_that_the_last_parameters_are_taken(capsys):
     assert "best_params" not in capsys.readouterr().err
 
 
-def test_a_metric_that_is_not_there_is_refused():
-    with pytest.raises(ValueError, match=r"best_by: got 'f1'.*test_accuracy, test_loss"):
-        fit(best_by="f1")
-    with pytest.raises(ValueError, match=r"best_by: got 'loss', and nothing is evaluated"):
-        fit(best_by="loss", eval_source=None, metrics_fn=None)
+NONE = {"eval_source": None}
 
 
 @pytest.mark.parametrize(
-    ("sets", "message"),
+    ("fields", "message"),
     [
+        ({"best_by": "f1"}, r"best_by: got 'f1'.*test_accuracy, test_loss"),
+        ({**NONE, "best_by": "loss", "metrics_fn": None}, "got 'loss', and nothing is evaluated"),
         ({"eval_sources": {"val": OTHER}}, "give eval_source= or eval_sources=, not both"),
-        ({"eval_source": None, "eval_sources": [OTHER]}, "eval_sources must be a dict"),
-        ({"eval_source": None}, "metrics_fn is given, and no eval_source="),
+        ({**NONE, "eval_sources": [OTHER]}, "eval_sources must be a dict"),
+        (NONE, "metrics_fn is given, and no eval_source="),
     ],
 )
-def test_sets_that_are_none_are_refused(sets, message):
+def test_sets_that_are_none_and_a_metric_that_is_not_there_are_refused(fields, message):
     with pytest.raises(ValueError, match=message):
-        fit(**sets)
+        fit(**fields)
 
 
 def test_every_so_many_rounds_and_after_each_epoch():
@@ -80,7 +78,8 @@ def test_every_so_many_rounds_and_after_each_epoch():
 
 
 def test_several_sets_have_a_name_each():
-    result = fit(eval_source=None, eval_sources={"val": OTHER, "train": DATA})
+    sets = {"eval_source": None, "eval_sources": {"val": OTHER, "train": DATA}}
+    result = fit(**sets)
     last = evaluations(result)[-1]
     assert set(last) == {"val_loss", "val_accuracy", "train_loss", "train_accuracy"}
     for name, data in (("val", OTHER), ("train", DATA)):
@@ -88,12 +87,7 @@ def test_several_sets_have_a_name_each():
         assert last[f"{name}_loss"] == pytest.approx(expected, rel=1e-5)
     best = min(values["val_loss"] for values in evaluations(result))
     assert result.summary["best_val_loss"] == pytest.approx(best)
-    by_name = fit(
-        eval_source=None,
-        eval_sources={"val": OTHER, "train": DATA},
-        best_by="train_accuracy",
-        best_mode="max",
-    )
+    by_name = fit(**sets, best_by="train_accuracy", best_mode="max")
     best = max(values["train_accuracy"] for values in evaluations(by_name))
     assert by_name.summary["best_train_accuracy"] == pytest.approx(best)
 
@@ -163,15 +157,9 @@ def test_a_replica_whose_loss_is_nan_is_the_worst():
     [
         ({}, ""),
         ({"eval_source": {"x": np.full(8, 2.0, np.float32)}}, "the set 'test'"),
-        (
-            {"eval_source": {"x": np.ones(4, np.float32)}},
-            "the set 'test', metrics of 'test', by JAX",
-        ),
+        ({"eval_source": {"x": np.ones(4, np.float32)}}, "the set 'test', metrics of 'test', by J"),
         ({"metrics_fn": lambda p, b: {"loss": 3 + 0 * p * b["x"]}}, "metrics of 'test', by JAX"),
-        (
-            {"metrics_fn": lambda p, b: {"loss": hetjax.OfMeans(np.exp, b["x"])}},
-            "metrics of 'test'",
-        ),
+        ({"metrics_fn": lambda p, b: {"loss": hetjax.OfMeans(np.exp, b["x"])}}, "metrics of 'test"),
         ({"best_mode": "max"}, "best_by"),
     ],
 )

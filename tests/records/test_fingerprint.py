@@ -57,21 +57,14 @@ class Items:
         return {"x": DATA["x"][index] + self.changed, "y": DATA["y"][index]}
 
 
+LOSS, OPTIMIZER = "the loss computes something else", "the optimizer updates"
+INJECTED = optax.inject_hyperparams(optax.sgd)(learning_rate=0.1, momentum=0.9)
 OTHERS = {
-    "learning rate": ({"optimizer": optax.sgd(0.1, momentum=0.9)}, "the optimizer updates"),
-    "injected rate": (
-        {"optimizer": optax.inject_hyperparams(optax.sgd)(learning_rate=0.1, momentum=0.9)},
-        "the optimizer updates",
-    ),
+    "learning rate": ({"optimizer": optax.sgd(0.1, momentum=0.9)}, OPTIMIZER),
+    "injected rate": ({"optimizer": INJECTED}, OPTIMIZER),
     "params": ({"params": WEIGHTS + 1}, "initial parameters have other values"),
-    "loss": (
-        {"loss_fn": lambda w, b, r: problems.softmax_loss(w, b, r) ** 2},
-        "the loss computes something else",
-    ),
-    "array in the loss": (
-        {"loss_fn": scaled_loss(jnp.full((4,), 2.0))},
-        "the loss computes something else",
-    ),
+    "loss": ({"loss_fn": lambda w, b, r: problems.softmax_loss(w, b, r) ** 2}, LOSS),
+    "array in the loss": ({"loss_fn": scaled_loss(jnp.full((4,), 2.0))}, LOSS),
     "values": ({"source": DATA | {"x": DATA["x"] + 1}}, "the data hold other values"),
     "items": ({"source": Items(changed=1.0)}, "the data hold other values"),
 }
@@ -82,10 +75,10 @@ OTHERS = {
 def test_what_began_otherwise_is_refused_and_can_be_forced(name, tmp_path, capsys):
     other, message = OTHERS[name]
     first = cut(tmp_path, source=Items()) if name == "items" else cut(tmp_path)
-    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    before = files(tmp_path)
     with pytest.raises(ValueError, match=rf"{message}.*resume=False begins.*resume='force'"):
         fit(tmp_path, **other)
-    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    assert files(tmp_path) == before
     anew = fit(tmp_path / "anew", resume=False, **other)
     assert "resumed" not in anew.summary
     if name == "injected rate":
@@ -129,18 +122,14 @@ def test_overwrite_begins_a_run_anew_that_is_not_finished_either(tmp_path, monke
     over = fit(tmp_path, resume="overwrite", seed=1)
     np.testing.assert_array_equal(over.params, fit(None, seed=1).params)
     monkeypatch.setenv("HETJAX_ATTEMPT", "1")  # a supervisor keeps what the attempt before did
-    again = fit(
-        tmp_path,
-        resume="overwrite",
-        seed=1,
-        callbacks=[lambda line: pytest.fail("a round was done")],
-    )
+    again = fit(tmp_path, resume="overwrite", seed=1, callbacks=[no_round])
     np.testing.assert_array_equal(again.params, over.params)
-
-
-def test_resume_takes_four_words(tmp_path):
     with pytest.raises(ValueError, match="fit: resume is 'yes'; allowed are True, False, 'force'"):
         fit(tmp_path, resume="yes")
+
+
+def no_round(line):
+    pytest.fail("a round was done")
 
 
 def test_data_of_another_length_cannot_be_forced(tmp_path):
@@ -180,15 +169,16 @@ def test_a_schedule_of_the_new_length_takes_the_state_over(tmp_path, capsys):
     def optimizer(rounds):
         return optax.sgd(lambda count: 0.1 * (1 - count.astype(np.float32) / rounds))
 
+    said = "as a schedule over all epochs does; its state goes on"
     fit(tmp_path, optimizer=optimizer(4))
     assert restored(tmp_path, optimizer=optimizer(6), epochs=3) == 4
-    assert "as a schedule over all epochs does; its state goes on" in capsys.readouterr().err
+    assert said in capsys.readouterr().err
     longer = fit(tmp_path, optimizer=optimizer(6), epochs=3)
-    assert "as a schedule over all epochs does; its state goes on" in capsys.readouterr().err
+    assert said in capsys.readouterr().err
     assert int(longer.state.opt_state[1].count[0]) == 6
 
 
-def test_a_run_that_a_callback_ended_is_finished(tmp_path, capsys):
+def test_a_run_that_a_callback_ended_is_finished(tmp_path, monkeypatch, capsys):
     def enough(line):
         return line.round == 1
 
@@ -200,13 +190,9 @@ def test_a_run_that_a_callback_ended_is_finished(tmp_path, capsys):
     assert len(again.history) == len(first.history) == 3
     assert "going on" not in capsys.readouterr().err
     assert again.history[0]["round"] == 0
-
-
-def test_a_supervisor_does_not_train_past_a_callback(tmp_path, monkeypatch):
-    first = fit(tmp_path, callbacks=[lambda line: hetjax.STOP if line.round == 1 else None])
-    monkeypatch.setenv("HETJAX_ATTEMPT", "1")
-    again = fit(tmp_path, callbacks=[lambda line: pytest.fail("a round was done")])
-    assert again.summary["stopped_by"] == first.summary["stopped_by"] == "callback <lambda>"
+    monkeypatch.setenv("HETJAX_ATTEMPT", "1")  # a supervisor does not train past a callback
+    again = fit(tmp_path, callbacks=[no_round])
+    assert again.summary["stopped_by"] == "callback enough"
     np.testing.assert_array_equal(again.params, first.params)
 
 
@@ -229,25 +215,17 @@ def restored(workdir, *, force=False, params=WEIGHTS, optimizer=None, source=DAT
         return run.restore(workdir, force=force).rounds_done
 
 
-OTHER_FIELDS = [
-    {"seed": 3},
-    {"budget": 6},
-    {"microbatch_size": 2},
-    {"ordering": "shuffle_once"},
-    {"gate": {"trigger": "first"}},
-    {"nonfinite": "skip"},
-    {"data": {"last": "drop"}},
-    {"reducer": "ring"},
-    {"epochs": 1},
-]
+OTHER_FIELDS = {"seed": 3, "budget": 6, "microbatch_size": 2, "ordering": "shuffle_once"}
+OTHER_FIELDS |= {"gate": {"trigger": "first"}, "nonfinite": "skip", "data": {"last": "drop"}}
+OTHER_FIELDS |= {"reducer": "ring", "epochs": 1}
 
 
 def test_a_run_that_steps_refuses_what_fit_refuses(tmp_path):
     cut(tmp_path)
-    for other in OTHER_FIELDS:
+    for name, other in OTHER_FIELDS.items():
         for call in (fit, restored):
-            with pytest.raises(ValueError, match=f"another configuration .{next(iter(other))}"):
-                call(tmp_path, **other)
+            with pytest.raises(ValueError, match=f"another configuration .{name}"):
+                call(tmp_path, **{name: other})
     others = {"ema": 0.9, "quota": {"policy": "equal"}, "cluster": {"num_workers": 2}}
     assert restored(tmp_path, epochs=3, **others) == 3
 
@@ -285,7 +263,7 @@ def test_an_optimiser_that_is_given_anew_to_a_kept_state_is_told(tmp_path, capsy
     def injected(rate):
         return optax.inject_hyperparams(optax.sgd)(learning_rate=rate)
 
-    first = cut(tmp_path / "injected", optimizer=injected(0.3))
+    first = cut(tmp_path, optimizer=injected(0.3))
     seen, otherwise = "(learning_rate: given 0.1, kept 0.3)", "the optimizer updates otherwise"
 
     def lines(call, **given):
@@ -294,16 +272,11 @@ def test_an_optimiser_that_is_given_anew_to_a_kept_state_is_told(tmp_path, capsy
         told = capsys.readouterr().err.splitlines()
         return [line for line in told if "optimizer" in line]
 
-    def restore(optimizer, name, force=True):
-        fields = {k: FIELDS[k] for k in FIELDS.keys() - {"progress"}}
-        with hetjax.Run(scaled_loss(np.float32(1.0)), WEIGHTS, optimizer, DATA, **fields) as run:
-            run.restore(tmp_path / name, force=force)
-
     with pytest.raises(ValueError, match=r"given 0\.1, kept 0\.3.*force=True goes on"):
-        restore(injected(0.1), "injected", force=False)
+        restored(tmp_path, optimizer=injected(0.1))
     for rate in (0.1, 0.3):
         is_other = rate == 0.1
-        told = lines(restore, optimizer=injected(rate), name="injected")
+        told = lines(restored, workdir=tmp_path, optimizer=injected(rate), force=True)
         assert len(told) == is_other
         assert all(otherwise in line and seen in line and "checkpoint's" in line for line in told)
         told = lines(fit, workdir=None, optimizer=injected(rate), init_state=first.state)
@@ -312,5 +285,5 @@ def test_an_optimiser_that_is_given_anew_to_a_kept_state_is_told(tmp_path, capsy
     scheduled = injected(lambda count: 0.3 / (1 + count.astype(np.float32)))
     state = fit(None, optimizer=scheduled).state
     assert not lines(fit, workdir=None, optimizer=scheduled, init_state=state)
-    (told,) = lines(fit, workdir=tmp_path / "injected", optimizer=injected(0.1), resume="force")
+    (told,) = lines(fit, workdir=tmp_path, optimizer=injected(0.1), resume="force")
     assert all(words in told for words in (otherwise, seen, "checkpoint's"))

@@ -52,10 +52,7 @@ def cells(tmp_path_factory):
     cells = (BEGIN + f"HERE = {str(here)!r}", "run(epochs=1)", STOPPED, LOOK)
     notebook.cells = [nbformat.v4.new_code_cell(text) for text in cells]
     client = nbclient.NotebookClient(
-        notebook,
-        timeout=300,
-        allow_errors=True,
-        resources={"metadata": {"path": str(ROOT)}},
+        notebook, timeout=300, allow_errors=True, resources={"metadata": {"path": str(ROOT)}}
     )
 
     def interrupt():

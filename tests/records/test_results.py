@@ -23,10 +23,8 @@ DATA = problems.classification(64, np.float32)
 
 
 def fit(workdir, **fields):
-    weights = problems.initial_weights(np.float32)
-    return problems.fit(
-        DATA, weights, workdir=workdir, eval_source=DATA, epochs=2, **{"workers": 2, **fields}
-    )
+    fields = {"eval_source": DATA, "epochs": 2, "workers": 2, **fields}
+    return problems.fit(DATA, problems.initial_weights(np.float32), workdir=workdir, **fields)
 
 
 def test_a_notebook_shows_a_result_as_its_text_and_pictures(tmp_path):
@@ -144,17 +142,9 @@ def test_load_gives_the_containers_of_what_is_like_it(made, tmp_path):
         (w,) = jax.tree.leaves(params)
         return (batch["x"] @ w - 1) ** 2, jax.tree.map(lambda leaf: leaf + 1, state)
 
-    result = hetjax.fit(
-        *(loss_fn, params, optax.sgd(0.1), data),
-        model_state=params,
-        workdir=tmp_path,
-        workers=2,
-        local="virtual",
-        microbatch_size=2,
-        budget=4,
-        ema=0.5,
-        progress=False,
-    )
+    fields = {"workers": 2, "local": "virtual", "microbatch_size": 2, "budget": 4, "ema": 0.5}
+    fields |= {"model_state": params, "workdir": tmp_path, "progress": False}
+    result = hetjax.fit(loss_fn, params, optax.sgd(0.1), data, **fields)
     shapes = jax.eval_shape(lambda: params)
     names = ("params", "best_params", "ema_params", "model_state", "best_model_state")
     for like in (params, shapes):

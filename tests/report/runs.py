@@ -1,5 +1,6 @@
 """Runs that never happened, for reports."""
 
+import json
 import re
 
 from hetjax import report
@@ -30,12 +31,8 @@ GATE = {
     "returned_fraction": 0.314,
     "in_flight": "finish",
 }
-GOSSIP = {
-    "spectral_gap": 0.25,
-    "num_exchanges": 3,
-    "consensus_distance": 0.5,
-    "consensus_relative": 0.02,
-}
+GOSSIP = {"spectral_gap": 0.25, "num_exchanges": 3}
+GOSSIP |= {"consensus_distance": 0.5, "consensus_relative": 0.02}
 CONSENSUS = {"distance": 0.5, "relative": 0.02}
 
 
@@ -101,6 +98,21 @@ def make_history(num_rounds, num_workers, *, rounds_per_epoch=10, **replaced):
         record |= {name: value(i) for name, value in replaced.items()}
         history.append(record)
     return history
+
+
+def save_lines(directory, history, end=""):
+    lines = [json.dumps(record) + "\n" for record in history]
+    (directory / "metrics.jsonl").write_text("".join(lines) + end)
+
+
+def save(directory, history, *, config=CONFIG, summary=SUMMARY, end=""):
+    """Writes the files of a run, and `end` after the last line of its metrics."""
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "config.json").write_text(json.dumps(config))
+    save_lines(directory, history, end)
+    if summary:
+        (directory / "summary.json").write_text(json.dumps(summary))
+    return directory
 
 
 def write(directory, *, config=CONFIG, summary=SUMMARY, history=()):

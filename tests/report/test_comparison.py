@@ -1,21 +1,10 @@
 """Several runs on one page: their figures, losses, quotas and waiting, and what is refused."""
 
-import json
-
 import pytest
 
 from hetjax.report import __main__ as command
 from hetjax.report import comparison, files
 from tests.report import runs
-
-
-def save(directory, history, *, config=runs.CONFIG, summary=runs.SUMMARY):
-    directory.mkdir(parents=True)
-    (directory / "config.json").write_text(json.dumps(config))
-    if summary:
-        (directory / "summary.json").write_text(json.dumps(summary))
-    (directory / "metrics.jsonl").write_text("".join(json.dumps(x) + "\n" for x in history))
-    return directory
 
 
 def compared(directories):
@@ -28,8 +17,8 @@ def pair(tmp_path):
     other = {**runs.CONFIG, "seed": 4, "quota": {"policy": "equal"}}
     slower = runs.make_history(12, 2, loss=lambda i: 3.0, waiting_fraction=lambda i: 0.5)
     return [
-        save(tmp_path / "first", runs.make_history(20, 4)),
-        save(tmp_path / "second", slower, config=other, summary={}),
+        runs.save(tmp_path / "first", runs.make_history(20, 4)),
+        runs.save(tmp_path / "second", slower, config=other, summary={}),
     ]
 
 
@@ -53,22 +42,22 @@ def test_the_page_has_figures_differences_and_pictures_of_all(pair):
 
 def test_a_run_without_a_clock_has_no_seconds(pair, tmp_path):
     config = {**runs.CONFIG, "local": "virtual"}
-    own = save(tmp_path / "third", runs.make_history(9, 2), config=config, summary={})
+    own = runs.save(tmp_path / "third", runs.make_history(9, 2), config=config, summary={})
     assert "Without seconds, since it has no clock: third." in compared([*pair, own])
-    alone = compared([own, save(tmp_path / "4", [], config=config, summary={})])
+    alone = compared([own, runs.save(tmp_path / "4", [], config=config, summary={})])
     assert "over time" not in alone
     assert "<h2>Waiting" not in alone
 
 
 def test_runs_of_one_name_are_told_apart_by_their_paths(tmp_path):
     history = runs.make_history(3, 2)
-    same = [save(tmp_path / place / "run", history) for place in ("a", "b")]
+    same = [runs.save(tmp_path / place / "run", history) for place in ("a", "b")]
     assert comparison.names([files.read(directory) for directory in same]) == ["a/run", "b/run"]
 
 
 def test_other_runs_are_refused_in_a_sentence(pair, tmp_path, capsys):
-    bilevel = save(tmp_path / "bilevel", [{"step": 0, "upper_loss": 1.0}])
-    other = save(tmp_path / "other", [{"step": 5, "validation_loss": 1.0}])
+    bilevel = runs.save(tmp_path / "bilevel", [{"step": 0, "upper_loss": 1.0}])
+    other = runs.save(tmp_path / "other", [{"step": 5, "validation_loss": 1.0}])
     for wrong, said in (
         (bilevel, "is a run of a bilevel problem"),
         (other, "are no rounds of training"),

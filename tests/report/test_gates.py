@@ -4,16 +4,10 @@ import re
 
 import numpy as np
 
-from hetjax.report import canvas, gates
+from hetjax.report import gates
 from tests.report import runs
 
 HEADING = "Rounds that close early"
-
-
-def section(directory, *, history=None, part=runs.GATE):
-    history = runs.make_gated_history(8, 4) if history is None else history
-    page = runs.write(directory, summary=runs.SUMMARY | {"gate": part}, history=history)
-    return runs.section(page, HEADING)
 
 
 def rows(table):
@@ -22,12 +16,10 @@ def rows(table):
     return [re.findall(r"<td>(.*?)</td>", line) for line in lines]
 
 
-def test_the_section_draws_and_counts_what_came_back(tmp_path):
-    shown = section(tmp_path)
+def test_the_section_draws_and_counts_what_came_back(pages):
+    shown = runs.section(pages["gate"], HEADING)
+    assert not runs.section(pages["gossip"], HEADING)
     assert shown.count("<svg") == 2  # for wide and narrow screens
-    assert not [colour for colour in canvas.VARIABLES if colour in shown]
-    targets = re.findall(r'\bid="([^"]*)"', shown)
-    assert len(targets) == len(set(targets))
     assert "closes a round when the first worker has finished its quota" in shown
     assert "31.4 % of the microbatches came back." in shown
     assert rows(shown) == [
@@ -40,7 +32,9 @@ def test_the_section_draws_and_counts_what_came_back(tmp_path):
 
 
 def test_many_workers_are_a_map_and_a_table_of_those_that_returned_most(tmp_path):
-    shown = section(tmp_path, history=runs.make_gated_history(8, 64))
+    summary = runs.SUMMARY | {"gate": runs.GATE}
+    page = runs.write(tmp_path, summary=summary, history=runs.make_gated_history(8, 64))
+    shown = runs.section(page, HEADING)
     assert shown.count("data:image/png") == 4  # the map and its scale, at each width
     assert "The table holds the 16 workers that returned most." in shown
     cells = rows(shown)
@@ -57,7 +51,3 @@ def test_the_map_holds_the_share_that_was_finished():
     share = gates.share(history)
     np.testing.assert_array_equal(share[:, 0], [1.0, 1.0])
     np.testing.assert_array_equal(share[:, 8], [np.nan, 0.25])
-
-
-def test_without_a_gate_there_is_no_section(tmp_path):
-    assert not section(tmp_path, part=None)

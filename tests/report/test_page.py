@@ -40,7 +40,7 @@ def test_one_and_many_workers_are_drawn(pages):
     for name in ("one worker", "eight workers", "many workers"):
         assert pages[name].count("<svg") == 10  # five pictures, each for wide and narrow screens
     heat_maps = {name for name, page in pages.items() if "data:image/png" in page}
-    assert heat_maps == {"one round", "many workers"}
+    assert heat_maps == {"one round", "many workers", "gate"}  # what a round finished is a map
 
 
 def test_a_run_without_rounds_says_so(tmp_path):

@@ -1,7 +1,6 @@
 """The page of a run while it goes on: written anew, until the run has ended."""
 
 import json
-import pathlib
 import threading
 import time
 
@@ -11,12 +10,7 @@ from hetjax.report import __main__ as command
 from hetjax.report import files, watching
 from tests.report import runs
 
-ROOT = pathlib.Path(__file__).parents[2]
 HISTORY = runs.make_history(20, 3)
-
-
-def lines(directory, history):
-    (directory / "metrics.jsonl").write_text("".join(json.dumps(x) + "\n" for x in history))
 
 
 def wait_for(found):
@@ -40,13 +34,12 @@ def test_a_run_is_waited_for_and_watched_to_its_end(tmp_path, quick):
     wait_for(lambda: told)
     assert "it has no metrics.jsonl yet" in told[0]
     assert not page.exists()  # a workdir with a page and no run is nobody's
-    (tmp_path / "config.json").write_text(json.dumps(runs.CONFIG))
-    lines(tmp_path, HISTORY[:5])
+    runs.save(tmp_path, HISTORY[:5], summary={})
     wait_for(lambda: page.exists() and "The run goes on: 5 rounds" in page.read_text())
     assert '<meta http-equiv="refresh" content="1">' in page.read_text()
-    lines(tmp_path, HISTORY[:9])
+    runs.save_lines(tmp_path, HISTORY[:9])
     wait_for(lambda: "The run goes on: 9 rounds" in page.read_text())
-    lines(tmp_path, HISTORY)
+    runs.save_lines(tmp_path, HISTORY)
     (tmp_path / "summary.json").write_text(json.dumps(runs.SUMMARY))
     thread.join(60)
     assert not thread.is_alive()
@@ -68,11 +61,8 @@ def test_a_page_of_a_run_that_goes_on_has_the_figures_so_far(tmp_path):
 
 
 def test_a_bilevel_run_is_refused(tmp_path, quick, capsys):
-    (tmp_path / "config.json").write_text("{}")
-    lines(tmp_path, [{"step": 0, "upper_loss": 1.0}])
-    with pytest.raises(SystemExit):
-        command.main([str(tmp_path), "--watch"])
-    assert "is a run of a bilevel problem; --watch" in capsys.readouterr().err
-    with pytest.raises(SystemExit):
-        command.main([str(tmp_path)])
-    assert "not at its end" in capsys.readouterr().err
+    runs.save(tmp_path, [{"step": 0, "upper_loss": 1.0}], config={}, summary={})
+    for more, said in ((["--watch"], "run of a bilevel problem; --watch"), ([], "not at its end")):
+        with pytest.raises(SystemExit):
+            command.main([str(tmp_path), *more])
+        assert said in capsys.readouterr().err

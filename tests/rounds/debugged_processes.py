@@ -10,14 +10,11 @@ import jax
 import numpy as np
 
 import hetjax
-from hetjax.processes import join, membership
-from tests.rounds import problems, test_nonfinite
+from tests.rounds import gangs, problems, test_nonfinite
 
 
 def main(process_id, num_processes, coordinator):
-    place = membership.find(int(process_id), int(num_processes), coordinator)
-    join.join(place)
-    hetjax.use_cpu_workers(2)
+    place = gangs.joined(process_id, num_processes, coordinator)
     jax.config.update("jax_enable_x64", True)
     data, weights = problems.classification(64), problems.initial_weights()
     fields = {"epochs": 1, "budget": 4, "max_rounds": 2}

@@ -6,6 +6,9 @@ import subprocess
 import sys
 import time
 
+import hetjax
+from hetjax.processes import join, membership
+
 PATIENCE_SECS = 1200  # 30 are usual; a busy machine may need twenty times as long
 
 
@@ -46,3 +49,11 @@ def run(module, num_processes, directory, *arguments, **variables):
             process.wait()
     codes = [process.returncode for process in gang]
     return [(code, path.read_text()) for code, path in zip(codes, paths, strict=True)]
+
+
+def joined(process_id, num_processes, coordinator, workers=4):
+    """In such a program: its place, once it has joined, with its part of so many CPU workers."""
+    place = membership.find(int(process_id), int(num_processes), coordinator)
+    join.join(place)
+    hetjax.use_cpu_workers(workers // place.num_processes)
+    return place

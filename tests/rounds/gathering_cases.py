@@ -12,13 +12,11 @@ import sys
 import numpy as np
 import optax
 
-import hetjax
 from hetjax.local import gradients
-from hetjax.processes import join, membership
 from hetjax.quota import policies
 from hetjax.topology import gossip, schedules
 from tests.own_parts import local_sgd
-from tests.rounds import problems
+from tests.rounds import gangs, problems
 
 ROUNDS = 2000  # that are planned
 made = []
@@ -73,7 +71,6 @@ def given_otherwise(other, process_id):
     given = {
         "closed rule": {"rule": rule._replace(finish=scaled)},
         "rate": {"optimizer": optax.sgd(0.1 * power)},
-        "schedule": {"optimizer": optax.sgd(optax.cosine_decay_schedule(0.1, 20 * power))},
         "loss": {"loss_fn": lambda *given: problems.softmax_loss(*given) ** power},
     }
     if other == "of the leader" and process_id == 0:
@@ -96,9 +93,7 @@ def given_otherwise(other, process_id):
 
 def main(process_id, num_processes, coordinator, case, out):
     case = json.loads(case)
-    place = membership.find(int(process_id), int(num_processes), coordinator)
-    join.join(place)
-    hetjax.use_cpu_workers(4 // place.num_processes)
+    place = gangs.joined(process_id, num_processes, coordinator)
     weights = problems.initial_weights(np.float32)
     if place.process_id == 1:
         if case["other"] == "last bits":

@@ -127,18 +127,10 @@ def reached(line: Line, **fields: Any) -> float:
             path = pathlib.Path(directory) / "trace.jsonl"
             path.write_text(f"{json.dumps(trace)}\n" * (_ROUNDS + 1))
             asked["replay"] = str(path)
-        result = hetjax.fit(
-            _loss,
-            np.zeros(1),
-            optax.chain(optax.add_decayed_weights(1.0), optax.sgd(0.5)),
-            data,
-            microbatch_size=_SIZE,
-            budget=_BUDGET,
-            epochs=1,
-            callbacks=[lambda report: report.round == _ROUNDS - 2],  # ends one round later
-            progress=False,
-            **{**asked, **fields},
-        )
+        asked |= {"microbatch_size": _SIZE, "budget": _BUDGET, "epochs": 1, "progress": False}
+        asked["callbacks"] = [lambda report: report.round == _ROUNDS - 2]  # ends one round later
+        optimizer = optax.chain(optax.add_decayed_weights(1.0), optax.sgd(0.5))
+        result = hetjax.fit(_loss, np.zeros(1), optimizer, data, **{**asked, **fields})
     for report in result.history:
         expected = [*schedule.quotas[line.gate]], [*schedule.done[line.gate]]
         assert (report["quotas"], report["microbatches_done"]) == expected, report

@@ -7,8 +7,8 @@ import tempfile
 import numpy as np
 import optax
 
+from hetjax import ordering
 from hetjax import parts as parts_lib
-from hetjax.ordering import methods
 from tests.rounds import problems
 from tests.rounds.order_reference import (
     BUDGET,
@@ -20,6 +20,8 @@ from tests.rounds.order_reference import (
     private_shards,
     reference_run,
 )
+
+RUN = {"epochs": EPOCHS, "microbatch_size": SIZE, "budget": BUDGET}
 
 
 def recorded(method, calls):
@@ -34,7 +36,7 @@ def recorded(method, calls):
 
 def made(name, **options):
     """The ordering of this name, with those of the options that it has."""
-    factory = methods.ORDERINGS[name]
+    factory = ordering.ORDERINGS[name]
     known = parts_lib.options_of(factory)
     return factory(**{k: v for k, v in options.items() if k in known})
 
@@ -43,20 +45,11 @@ def made(name, **options):
 def private_rounds():
     """Metrics of rounds that private data can serve: of an adaptive run on changing speeds."""
     with tempfile.TemporaryDirectory() as directory:
-        result = problems.fit(
-            problems.classification(103),
-            problems.initial_weights(),
-            local="virtual",
-            epochs=EPOCHS,
-            microbatch_size=SIZE,
-            budget=BUDGET,
-            data={"sharing": "private"},
-            workdir=directory,
-            cluster={
-                "num_workers": WORKERS,
-                "secs_per_microbatch": (1, 2, 3, 4),
-                "changes": [{"round": 9, "worker": 0, "secs_per_microbatch": 5.0}],
-            },
+        change = {"round": 9, "worker": 0, "secs_per_microbatch": 5.0}
+        cluster = {"secs_per_microbatch": (1, 2, 3, 4), "changes": [change]}
+        fields = {"cluster": {"num_workers": WORKERS, **cluster}, "local": "virtual"}
+        result = problems.train(
+            103, data={"sharing": "private"}, workdir=directory, **fields, **RUN
         )
         lines = pathlib.Path(directory, "metrics.jsonl").read_text()
     return lines, [line["quotas"] for line in result.history]
@@ -74,27 +67,14 @@ def compare_with_reference(path, method, local, sharing, **options):
     commits, expected = reference_run(
         data, weights, trace, method=method, sharing=sharing, **options
     )
-    optimizer = optax.sgd(LEARNING_RATE, momentum=MOMENTUM)
-    calls = []
-    order = recorded(made(method, **options), calls)
-    result = problems.fit(
-        data,
-        weights,
-        optimizer=optimizer,
-        epochs=EPOCHS,
-        microbatch_size=SIZE,
-        budget=BUDGET,
-        local=local,
-        data={"sharing": sharing},
-        ordering={"method": order},
-        replay=str(path / "metrics.jsonl"),
-    )
+    optimizer, calls = optax.sgd(LEARNING_RATE, momentum=MOMENTUM), []
+    fields = {"ordering": recorded(made(method, **options), calls), "local": local, **RUN}
+    fields |= {"data": {"sharing": sharing}, "replay": str(path / "metrics.jsonl")}
+    result = problems.fit(data, weights, optimizer=optimizer, **fields)
     if sharing == "private":  # commits are positions in the worker's shard there
         shards = private_shards(103)
         of_shard = {int(example): i for shard in shards for i, example in enumerate(shard)}
-        commits = [
-            ([of_shard[example] for example in examples], signs) for examples, signs in commits
-        ]
+        commits = [([of_shard[e] for e in examples], signs) for examples, signs in commits]
     assert len(calls) == len(commits)
     for (examples, signs), (right_units, right_signs) in zip(calls, commits, strict=True):
         np.testing.assert_array_equal(examples, right_units)

@@ -20,8 +20,7 @@ import numpy as np
 import optax
 
 import hetjax
-from hetjax.processes import join, membership
-from tests.rounds import problems
+from tests.rounds import gangs, problems
 
 
 def pooled(sizes):
@@ -89,10 +88,8 @@ def fit(source, case, own):
 
 
 def main(process_id, num_processes, coordinator, cases, out):
-    place = membership.find(int(process_id), int(num_processes), coordinator)
-    join.join(place)
+    place = gangs.joined(process_id, num_processes, coordinator)
     own = place.process_id
-    hetjax.use_cpu_workers(4 // place.num_processes)
     jax.config.update("jax_enable_x64", True)
     for name, case in json.loads(pathlib.Path(cases).read_text()).items():
         try:

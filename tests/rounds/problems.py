@@ -124,20 +124,42 @@ def write_trace(path, totals, num_workers, seed=0):
     return [json.loads(line)["quotas"] for line in lines]
 
 
+SGD = optax.sgd(0.3, momentum=0.9)
+QUIET = {"progress": False, "raise_on_interrupt": False, "cluster": {"num_workers": 4}}
+
+
 def fit(examples, weights, /, *, loss_fn=softmax_loss, optimizer=None, **fields):
     """`hetjax.fit` on four workers, quietly; after Ctrl-C it returns."""
-    fields = {
-        "microbatch_size": 4,
-        "budget": 8,
-        "progress": False,
-        "raise_on_interrupt": False,
-        "cluster": {"num_workers": 4},
-        **fields,
-    }
-    return hetjax.fit(
-        loss_fn,
-        weights,
-        optax.sgd(0.3, momentum=0.9) if optimizer is None else optimizer,
-        examples,
-        **fields,
-    )
+    fields = {"microbatch_size": 4, "budget": 8, **QUIET, **fields}
+    return hetjax.fit(loss_fn, weights, optimizer or SGD, examples, **fields)
+
+
+def given(num_examples=64, dtype=None):
+    """Examples, and weights to begin with; of float64 where JAX has it."""
+    dtype = dtype or (np.float64 if jax.config.jax_enable_x64 else np.float32)
+    return classification(num_examples, dtype), initial_weights(dtype)
+
+
+def train(num_examples=64, /, **fields):
+    """`fit` on what `given` gives."""
+    return fit(*given(num_examples), **fields)
+
+
+def run(examples=64, weights=None, /, *, loss_fn=softmax_loss, optimizer=SGD, **fields):
+    """`hetjax.Run` with the fields of `fit`; of so many examples, or of these."""
+    if isinstance(examples, int):
+        examples = given(examples)[0]
+    weights = given()[1] if weights is None else weights
+    fields = {"microbatch_size": 4, "budget": 8, "cluster": {"num_workers": 4}, **fields}
+    return hetjax.Run(loss_fn, weights, optimizer, examples, **fields)
+
+
+def own_step(ids, data, weights, optimizer, *, loss_fn=softmax_loss, rule=None, **options):
+    """`(step, state, microbatches)` of `make_train_step`; ids i[W, M, B] of what each could do."""
+    mesh, ids = hetjax.make_worker_mesh(len(ids)), ids.astype(np.int32)
+    options = {"nominal_examples": ids.size, "rule": rule, **options}
+    step = hetjax.make_train_step(loss_fn, optimizer, mesh, **options)
+    more = {"mesh": mesh, "rule": rule, "observer": step.observer}
+    state = hetjax.make_train_state(weights, optimizer, num_workers=len(ids), **more)
+    examples = jax.tree.map(lambda leaf: leaf[ids], data)
+    return step, state, hetjax.Microbatch(ids, np.ones(ids.shape, np.float32), examples)

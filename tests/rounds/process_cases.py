@@ -20,9 +20,9 @@ import numpy as np
 import optax
 
 import hetjax
-from hetjax.processes import exchange, join, membership, shared_sums
+from hetjax.processes import exchange, shared_sums
 from tests.own_parts import hessian_product, local_sgd
-from tests.rounds import problems
+from tests.rounds import gangs, problems
 
 
 def hessian_product_and_ones(loss_fn):
@@ -94,9 +94,7 @@ def products(data, weights, rounds=3, **fields):
 
 
 def main(process_id, num_processes, coordinator, cases, out):
-    place = membership.find(int(process_id), int(num_processes), coordinator)
-    join.join(place)
-    hetjax.use_cpu_workers(4 // place.num_processes)
+    place = gangs.joined(process_id, num_processes, coordinator)
     jax.config.update("jax_enable_x64", True)
     exchange.connect, shared_sums.add_up = recorded, counted
     for name, fields in json.loads(pathlib.Path(cases).read_text()).items():

@@ -97,3 +97,19 @@ FIELDS = {"microbatch_size": SIZE, "budget": 8, "cluster": VIRTUAL, "quota": "ad
 def fit(loss_fn=loss_with_mask, **fields):
     fields = {"model_state": begun(), "epochs": 3, "progress": False, **SUM, **FIELDS, **fields}
     return hetjax.fit(loss_fn, weights(), optax.sgd(0.01), examples(), **fields)
+
+
+def run(loss_fn=loss_with_mask, optimizer=None, **fields):
+    given = loss_fn, weights(), optimizer or optax.sgd(0.01), examples()
+    return hetjax.Run(*given, **{**FIELDS, **fields})
+
+
+def of_round(made, state):
+    """What a round leaves: (its state, parameters and model's state before and after, ids)."""
+
+    def found():
+        return jax.device_get((made.params(state)[0], made.model_state(state)))
+
+    before = found()
+    state, report = made.round(state)
+    return state, before, found(), report.done

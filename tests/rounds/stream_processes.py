@@ -11,9 +11,8 @@ import sys
 import numpy as np
 
 import hetjax
-from hetjax.processes import join, membership
 from tests.data import iterables_examples as given
-from tests.rounds import test_augmented, test_iterables
+from tests.rounds import gangs, test_augmented, test_iterables
 
 
 def cases():
@@ -41,9 +40,7 @@ def fit(source, by):
 
 
 def main(process_id, num_processes, coordinator, out):
-    place = membership.find(int(process_id), int(num_processes), coordinator)
-    join.join(place)
-    hetjax.use_cpu_workers(4 // place.num_processes)
+    place = gangs.joined(process_id, num_processes, coordinator)
     for name, (source, by) in cases().items():
         result = fit(source, by)
         if not place.process_id:

@@ -23,8 +23,8 @@ def noisy(example, rng):
 
 
 def rows():
-    data = problems.classification(COUNT, np.float32)
-    return [{"x": x, "y": y} for x, y in zip(data["x"], data["y"], strict=True)]
+    data = problems.given(COUNT)[0]
+    return [dict(zip(data, row, strict=True)) for row in zip(*data.values(), strict=True)]
 
 
 def fit(source, **fields):

@@ -7,14 +7,17 @@ import optax
 import pytest
 
 import hetjax
+from tests.rounds import problems
 from tests.rounds.stateful_problem import (
     FIELDS,
+    SUM,
     begun,
     distance,
     examples,
     fit,
     loss_with_mask,
     of_means,
+    run,
     weights,
 )
 
@@ -40,19 +43,19 @@ def as_numpy(tree):
     return jax.tree.map(np.asarray, tree)
 
 
+def gossiping(**fields):
+    """By `fit`, of a state without the counter."""
+    fields = {"model_state": begun("mean", "var"), "state_reduce": None, **fields}
+    return fit(of_means(loss_with_mask), reducer=GOSSIP, **fields)
+
+
 def test_a_callback_is_shown_the_optimizers_state(float64):
     shown = []
-    loss_fn = hetjax.StatefulLoss(of_means(loss_with_mask), begun("mean", "var"))
     optimizer = optax.chain(optax.add_noise(1e-3, 0.5, key=0), optax.sgd(0.01, momentum=0.9))
+    loss_fn = hetjax.StatefulLoss(of_means(loss_with_mask), begun("mean", "var"))
     fields = {**FIELDS, "reducer": GOSSIP, "epochs": 1, "progress": False}
-    result = hetjax.fit(
-        loss_fn,
-        weights(),
-        optimizer,
-        examples(),
-        callbacks=[lambda report: shown.append(report.state.opt_state())],
-        **fields,
-    )
+    fields["callbacks"] = [lambda report: shown.append(report.state.opt_state())]
+    result = hetjax.fit(loss_fn, weights(), optimizer, examples(), **fields)
     noise, (trace, _) = shown[-1]
     assert noise.count == len(shown) == 3
     last = result.state.opt_state[1][0].trace
@@ -104,52 +107,43 @@ def test_the_best_parameters_are_those_that_the_metric_is_of(float64):
 
 def test_gossip_averages_what_the_result_is(float64):
     """The mean of the workers' averages, which is the average of their mean."""
-    loss_fn = hetjax.StatefulLoss(of_means(loss_with_mask), begun("mean", "var"))
-    fields = {**FIELDS, "reducer": GOSSIP, "ema": EMA, "epochs": 2}
-    with hetjax.Run(loss_fn, weights(), optax.sgd(0.01), examples(), **fields) as run:
-        state = run.init()
-        average = weights(), begun("mean", "var")
-        while not run.done(state):
-            state, _ = run.round(state)
-            average = recursion(average, as_numpy((run.params(state)[0], run.model_state(state))))
-            assert distance(average, run.average(state)) < 1e-12
+    average = weights(), begun("mean", "var")
+    fields = {"model_state": average[1], "reducer": GOSSIP, "ema": EMA, "epochs": 2}
+    with run(of_means(loss_with_mask), **fields) as made:
+        state = made.init()
+        while not made.done(state):
+            state, _ = made.round(state)
+            now = as_numpy((made.params(state)[0], made.model_state(state)))
+            average = recursion(average, now)
+            assert distance(average, made.average(state)) < 1e-12
         replicas = state.train.average.params
         assert distance(replicas[0], replicas[2]) > 1e-6
 
 
 def test_a_run_that_was_cut_goes_on_to_the_bit(tmp_path, float64):
-    def train(**more):
-        state = begun("mean", "var")
-        fields = {**FIELDS, "reducer": GOSSIP, "epochs": 3, "ema": EMA, "progress": False}
-        loss_fn = hetjax.StatefulLoss(of_means(loss_with_mask), state)
-        return hetjax.fit(loss_fn, weights(), optax.sgd(0.01), examples(), **fields, **more)
-
-    whole = train()
-    train(workdir=tmp_path, max_rounds=4)
-    gone_on, loaded = train(workdir=tmp_path), hetjax.load(tmp_path)
+    whole = gossiping(ema=EMA)
+    gossiping(ema=EMA, workdir=tmp_path, max_rounds=4)
+    gone_on, loaded = gossiping(ema=EMA, workdir=tmp_path), hetjax.load(tmp_path)
     assert len(gone_on.summary["resumed"]) == 1
     for each in (gone_on, loaded):
-        assert distance(whole.ema_params, each.ema_params) == 0
-        assert distance(whole.ema_model_state, each.ema_model_state) == 0
+        for name in ("params", "model_state", "ema_params", "ema_model_state"):
+            assert distance(getattr(whole, name), getattr(each, name)) == 0
 
 
-def test_a_checkpoint_without_an_average_is_gone_on_from(tmp_path, capfd, float64):
+def test_a_checkpoint_without_an_average_is_gone_on_from(tmp_path, float64):
     """As of an older version; and one with an average where none is asked for."""
-    loss_fn = hetjax.StatefulLoss(loss_with_mask, begun(), {"calls": "sum"})
-    arguments = loss_fn, weights(), optax.sgd(0.01), examples()
+    fields = {"model_state": begun(), **SUM}
     fit(workdir=tmp_path / "without", max_rounds=4)
-    with hetjax.Run(*arguments, ema=EMA, **FIELDS) as run:
-        state = run.restore(tmp_path / "without")
-        before = as_numpy((run.params(state)[0], run.model_state(state)))
-        assert distance(before, run.average(state)) == 0
-        state, _ = run.round(state)
-        now = as_numpy((run.params(state)[0], run.model_state(state)))
-        assert distance(recursion(before, now), run.average(state)) < 1e-12
-    assert "ema=0.9 begins at the parameters in the checkpoint of round 4" in capfd.readouterr().err
+    with run(ema=EMA, **fields) as made:
+        state, average = made.restore(tmp_path / "without"), made.average
+        before = as_numpy((made.params(state)[0], made.model_state(state)))
+        assert distance(before, average(state)) == 0
+        state, _ = made.round(state)
+        now = as_numpy((made.params(state)[0], made.model_state(state)))
+        assert distance(recursion(before, now), average(state)) < 1e-12
     fit(workdir=tmp_path / "with", max_rounds=4, ema=EMA)
-    with hetjax.Run(*arguments, **FIELDS) as run:
-        assert run.restore(tmp_path / "with").train.average == ()
-    assert "is left out: this run has no ema" in capfd.readouterr().err
+    with run(**fields) as made:
+        assert made.restore(tmp_path / "with").train.average == ()
 
 
 @pytest.mark.parametrize(
@@ -157,11 +151,7 @@ def test_a_checkpoint_without_an_average_is_gone_on_from(tmp_path, capfd, float6
     [
         ({}, {"ema": EMA}, "ema=0.9 begins at the parameters in the checkpoint of round 4"),
         ({"ema": EMA}, {}, "is left out: this run has no ema"),
-        (
-            {"ema": 0.5},
-            {"ema": EMA},
-            "ema=0.9 from here on; the average in the checkpoint of round",
-        ),
+        ({"ema": 0.5}, {"ema": EMA}, "ema=0.9 from here on; the average in the checkpoint of"),
         ({}, {"ema": EMA, "best_by": "ema_loss"}, "the best begins anew: in the checkpoint of"),
     ],
 )
@@ -178,17 +168,12 @@ def test_a_workdir_is_gone_on_in_with_an_average_or_without(
 
 
 def test_another_run_goes_on_from_an_average_or_begins_one(float64):
-    first = fit(ema=EMA, epochs=1)
-    again = fit(ema=EMA, epochs=1, max_rounds=1, init_state=first.state)
-    assert distance(
-        recursion(as_numpy(first.ema_params), as_numpy(again.params)), again.ema_params
-    ) < (1e-12)
-    plain = fit(epochs=1, init_state=first.state)
+    first, plain = fit(ema=EMA, epochs=1), fit(epochs=1)
     assert plain.ema_params is None
-    begins = fit(ema=EMA, epochs=1, max_rounds=1, init_state=plain.state)
-    assert distance(
-        recursion(as_numpy(plain.params), as_numpy(begins.params)), begins.ema_params
-    ) < (1e-12)
+    for before, average in ((first, first.ema_params), (plain, plain.params)):
+        after = fit(ema=EMA, epochs=1, max_rounds=1, init_state=before.state)
+        expected = recursion(as_numpy(average), as_numpy(after.params))
+        assert distance(expected, after.ema_params) < 1e-12
 
 
 def test_a_narrow_parameter_has_an_average_in_float32():
@@ -198,29 +183,17 @@ def test_a_narrow_parameter_has_an_average_in_float32():
         return (params - batch["y"].astype(params.dtype)) ** 2
 
     data = {"y": np.full(64, 2.0, np.float32)}
-    result = hetjax.fit(
-        loss_fn,
-        jnp.ones((), jnp.bfloat16),
-        optax.sgd(0.5),
-        data,
-        ema=0.999,
-        epochs=300,
-        microbatch_size=8,
-        budget=8,
-        cluster={"num_workers": 1},
-        progress=False,
-    )
+    fields = {"epochs": 300, "microbatch_size": 8, "cluster": {"num_workers": 1}, "ema": 0.999}
+    fields |= {"loss_fn": loss_fn, "optimizer": optax.sgd(0.5)}
+    result = problems.fit(data, jnp.ones((), jnp.bfloat16), **fields)
     assert result.state.average.params.dtype == np.float32
     assert float(result.state.average.params[0]) == pytest.approx(2 - 0.999**300, abs=1e-4)
     assert result.ema_params.dtype == jnp.bfloat16
 
 
-def test_what_cannot_be_averaged_is_refused():
+def test_what_cannot_be_averaged_is_refused_and_it_is_said_how_to_get_one():
     with pytest.raises(ValueError, match=r"ema: got 1\.0"):
         fit(ema=1.0)
-
-
-def test_without_an_average_it_is_said_how_to_get_one(float64):
     with pytest.raises(ValueError, match="keeps no average; give ema="):
         fit(max_rounds=2, callbacks=[lambda report: report.state.ema_params()])
     with pytest.raises(ValueError, match=r"Run: ema=0\.9 with optimizer=None"):

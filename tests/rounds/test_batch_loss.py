@@ -16,7 +16,6 @@ from tests.rounds import problems
 SIZE, RATE = 4, 0.3
 VIRTUAL = {"num_workers": 4, "secs_per_microbatch": [1.0, 1.5, 2.0, 4.0], "clock": "virtual"}
 STATIC = {"policy": "static", "proportions": [4, 2, 1, 1]}
-FIELDS = {"microbatch_size": SIZE, "budget": 8, "epochs": 1, "cluster": VIRTUAL}
 CASES = {  # each pair of form, gate and reducer that sums, and each policy
     "stepped, closed": {"gate": {"trigger": "quorum", "quorum": 5}, "quota": "equal"},
     "stepped, closed as it runs": {
@@ -38,9 +37,9 @@ def data():
 
 
 def run(*, updates=True, **fields):
-    optimizer = optax.sgd(RATE) if updates else None
-    given = problems.contrastive_loss, problems.initial_weights(), optimizer, data()
-    return hetjax.Run(*given, **{**FIELDS, **fields})
+    fields = {"epochs": 1, "cluster": VIRTUAL, **fields}
+    fields |= {"optimizer": optax.sgd(RATE) if updates else None}
+    return problems.run(70, loss_fn=problems.contrastive_loss, **fields)
 
 
 @functools.partial(jax.jit, static_argnames="per_example")
@@ -126,10 +125,10 @@ def test_rounds_without_update_and_those_done_again_find_the_gradient(float64):
     with run(updates=False, local="fused") as training:
         state, report = training.round(training.init())
         _, grads = of_round(problems.initial_weights(), report.done, 0)
-        np.testing.assert_allclose(np.asarray(report.mean)[0], grads, rtol=0, atol=1e-12)
         before = state.stream.examples_processed
         state, again = training.round(state, again=report.done)
-        np.testing.assert_allclose(np.asarray(again.mean)[0], grads, rtol=0, atol=1e-12)
+        for each in (report, again):
+            np.testing.assert_allclose(np.asarray(each.mean)[0], grads, rtol=0, atol=1e-12)
         assert state.stream.examples_processed == before
 
 
@@ -149,10 +148,9 @@ def test_two_towers_in_half_reach_the_loss_as_they_are():
     drawn = np.random.default_rng(0).normal(size=(2, problems.FEATURES, 2))
     one, other = jnp.asarray(drawn, jnp.bfloat16)
     params = {"one": one, "other": other, "scale": np.float32(1), "unused": np.ones(3, np.float32)}
-    examples = problems.classification(64, np.float32)
-    loss_fn = hetjax.batch_loss(embed, loss)
-    fields = {**FIELDS, "local": "virtual", "progress": False, "epochs": 5}
-    result = hetjax.fit(loss_fn, params, optax.sgd(0.05), examples, **fields)
+    fields = {"cluster": VIRTUAL, "local": "virtual", "epochs": 5, "optimizer": optax.sgd(0.05)}
+    fields["loss_fn"] = hetjax.batch_loss(embed, loss)
+    result = problems.fit(problems.given()[0], params, **fields)
     assert {"one": (jnp.bfloat16, (32, 2)), "other": (jnp.bfloat16, (32, 2))} in seen
     losses = [line["loss"] for line in result.history]
     assert losses[-1] < losses[0] - 0.1
@@ -164,20 +162,14 @@ def test_two_towers_in_half_reach_the_loss_as_they_are():
 
 @pytest.mark.slow
 def test_a_run_that_is_cut_goes_on_to_the_bit(tmp_path):
-    def fit(workdir, callbacks=()):
-        return problems.fit(
-            problems.classification(70, np.float32),
-            problems.initial_weights(np.float32),
-            loss_fn=problems.contrastive_loss,
-            callbacks=callbacks,
-            workdir=workdir,
-            **{**FIELDS, "epochs": 2, "local": "virtual", "checkpoint": {"every_rounds": 1}},
-        )
-
-    whole = fit(tmp_path / "whole")
-    begun = fit(tmp_path / "cut", [problems.press_ctrl_c(lambda line: line.round == 3)])
+    fields = {"loss_fn": problems.contrastive_loss, "checkpoint": {"every_rounds": 1}}
+    fields |= {"epochs": 2, "cluster": VIRTUAL, "local": "virtual"}
+    fit = functools.partial(problems.train, 70, **fields)
+    whole = fit(workdir=tmp_path / "whole")
+    stop = problems.press_ctrl_c(lambda line: line.round == 3)
+    begun = fit(workdir=tmp_path / "cut", callbacks=[stop])
     assert begun.summary["rounds"] < whole.summary["rounds"]
-    found = fit(tmp_path / "cut")
+    found = fit(workdir=tmp_path / "cut")
     np.testing.assert_array_equal(found.params, whole.params)
     losses = [[line["loss"] for line in result.history] for result in (found, whole)]
     assert losses[0] == losses[1]
@@ -195,10 +187,9 @@ def loss(params, e, mask):
 
 
 def fit(embed=embed, loss=loss, examples=None, **fields):
-    examples = problems.classification(32, np.float32) if examples is None else examples
-    given = hetjax.batch_loss(embed, loss)
-    weights = problems.initial_weights(np.float32)
-    return problems.fit(examples, weights, loss_fn=given, **{"local": "virtual", **fields})
+    data, weights = problems.given(32)
+    given = {"loss_fn": hetjax.batch_loss(embed, loss), "local": "virtual", **fields}
+    return problems.fit(data if examples is None else examples, weights, **given)
 
 
 REFUSED = {

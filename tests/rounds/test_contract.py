@@ -14,7 +14,6 @@ from tests.rounds import problems
 
 DATA, WEIGHTS = problems.classification(64, np.float32), problems.initial_weights(np.float32)
 LOSS = problems.softmax_loss
-FORMS = ("virtual", "stepped", "fused")
 
 
 def own(begin=None, add=None, finish=None, **others):
@@ -40,11 +39,9 @@ def own(begin=None, add=None, finish=None, **others):
     return hetjax.LocalRule(*made, **others)
 
 
-def run(rule, local="virtual", optimizer=None, **fields):
+def run(rule, local="virtual", **fields):
     """Up to its first round, and nothing of that."""
-    optimizer = optax.sgd(0.1) if optimizer is None else optimizer
-    fields = {"workers": 4, "microbatch_size": 4, "budget": 8, "local": local, **fields}
-    with hetjax.Run(LOSS, WEIGHTS, optimizer, DATA, rule=rule, **fields) as made:
+    with problems.run(DATA, rule=rule, local=local, **fields) as made:
         made.init()
 
 
@@ -117,32 +114,22 @@ def test_what_breaks_the_contract_is_refused_before_the_first_round(name):
         run(rule)
 
 
-@pytest.mark.parametrize("local", FORMS[1:])
-@pytest.mark.parametrize("name", ["add: broadcasts", "finish: a sum"])
-def test_every_local_form_refuses_it(name, local):
+@pytest.mark.parametrize(
+    ("local", "name"), [("stepped", "add: broadcasts"), ("fused", "finish: a sum")]
+)
+def test_every_local_form_refuses_it(local, name, tmp_path):
     rule, message = WRONG[name]
     with pytest.raises(ValueError, match=rf"^rule: its {message}"):
-        run(rule, local)
+        problems.fit(DATA, WEIGHTS, rule=rule, workdir=tmp_path, local=local, epochs=1)
 
 
 @pytest.mark.parametrize("name", list(WRONG)[::7])
 def test_a_step_of_ones_own_refuses_it_when_it_is_traced(name):
     rule, message = WRONG[name]
-    mesh, ids = hetjax.make_worker_mesh(4), np.arange(48, dtype=np.int32).reshape(4, 3, 4)
-    tx = optax.sgd(0.1)
-    state = hetjax.make_train_state(WEIGHTS, tx, num_workers=4, mesh=mesh, rule=rule)
-    step = hetjax.make_train_step(LOSS, tx, mesh, nominal_examples=48, rule=rule)
-    examples = {k: v[ids] for k, v in DATA.items()}
-    microbatches = hetjax.Microbatch(ids, np.ones(ids.shape, np.float32), examples)
-    counts = np.full(4, 3, np.int32)
+    ids = np.arange(48).reshape(4, 3, 4)
+    step, *given = problems.own_step(ids, DATA, WEIGHTS, optax.sgd(0.1), rule=rule)
     with pytest.raises(ValueError, match=rf"^rule: its {message}"):
-        jax.eval_shape(step, state, microbatches, counts, jax.random.key(0))
-
-
-def test_a_run_that_is_recorded_refuses_it_in_the_same_words(tmp_path):
-    rule, message = WRONG["add: broadcasts"]
-    with pytest.raises(ValueError, match=rf"^rule: its {message}"):
-        problems.fit(DATA, WEIGHTS, rule=rule, workdir=tmp_path, local="virtual", epochs=1)
+        jax.eval_shape(step, *given, np.full(4, 3, np.int32), jax.random.key(0))
 
 
 def test_sums_that_begin_as_a_number_of_python_keep_its_type(float64, tmp_path):
@@ -192,20 +179,14 @@ def test_rounds_without_update_contribute_any_tree_of_numbers(local):
         "tree": own(finish=lambda w, g, n: (w, {"norm": jnp.sum(g**2), "part": g[:1]}, n)),
         "counts": own(finish=lambda w, g, n: (w, n.astype(jnp.int32), n)),
     }
-    common = {"workers": 4, "microbatch_size": 4, "budget": 8, "local": local, "rules": of_rounds}
-    with hetjax.Run(LOSS, WEIGHTS, optax.sgd(0.1), DATA, rule=own(), **common) as made:
+    with problems.run(DATA, rule=own(), local=local, rules=of_rounds) as made:
         state, _ = made.round(made.init())
         state, report = made.round(state, kind="tree")
         assert jax.tree.map(jnp.shape, report.mean) == {"norm": (4,), "part": (4, 1, 3)}
         with pytest.raises(ValueError, match=r"finish, .*contribution int32\[\]; .*floating"):
             made.round(state, kind="counts")
-
-
-def test_a_run_without_optimizer_contributes_what_it_likes():
-    rule = own(finish=lambda w, g, n: (w, g.sum(), n))
-    common = {"workers": 4, "microbatch_size": 4, "budget": 8, "local": "virtual"}
-    with hetjax.Run(LOSS, WEIGHTS, None, DATA, rule=rule, **common) as made:
-        assert made.round(made.init())[1].mean.shape == (4,)
+    with problems.run(DATA, optimizer=None, rule=of_rounds["tree"], local=local) as made:
+        assert made.round(made.init())[1].mean["norm"].shape == (4,)
 
 
 def test_what_a_round_is_given_decides_the_shapes():
@@ -219,11 +200,8 @@ def test_what_a_round_is_given_decides_the_shapes():
         begin=begin,
         add=lambda shared, *others: rule.add(shared._replace(given=shared.given["along"]), *others),
     )
-    common = {"workers": 4, "microbatch_size": 4, "budget": 8, "local": "virtual"}
-    with (
-        hetjax.Run(LOSS, WEIGHTS, None, DATA, rule=rule, **common) as one,
-        hetjax.Run(LOSS, WEIGHTS, None, DATA, rule=named, **common) as other,
-    ):
+    common = {"optimizer": None, "local": "virtual"}
+    with problems.run(rule=rule, **common) as one, problems.run(rule=named, **common) as other:
         given = {"along": WEIGHTS}
         mean = one.round(one.init(given=WEIGHTS), given=WEIGHTS)[1].mean
         found = other.round(other.init(given=given), given=given)[1].mean

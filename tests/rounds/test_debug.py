@@ -29,24 +29,15 @@ class Seen:
         return found
 
 
-def both(loss_fn, weights, data, *, eval_source=None, metrics_fn=None, **fields):
+def both(loss_fn, num_examples=30, *, metrics_fn=None, **fields):
     """Results of a run as always, and of one in debugging, in which the functions look."""
-    results = []
+    results, fields = [], {**FEW, "metrics_fn": metrics_fn, **fields}
     for debug in (False, True):
         loss_fn.on = debug
         if metrics_fn is not None:
             metrics_fn.on = debug
-        results.append(
-            problems.fit(
-                data,
-                weights,
-                loss_fn=lambda *given: loss_fn(*given),
-                eval_source=eval_source,
-                metrics_fn=metrics_fn,
-                debug=debug,
-                **{**FEW, **fields},
-            )
-        )
+        given = {"loss_fn": lambda *given: loss_fn(*given), "debug": debug, **fields}
+        results.append(problems.train(num_examples, **given))
     return results
 
 
@@ -64,8 +55,7 @@ def check_equal(*results):
 @pytest.mark.parametrize("local", ["stepped", "fused", "virtual"])
 def test_the_loss_sees_numbers_and_the_run_is_the_same(local, float64, capsys):
     loss_fn = Seen(problems.varying_softmax_loss)
-    data = problems.classification(30)
-    check_equal(*both(loss_fn, problems.initial_weights(), data, local=local))
+    check_equal(*both(loss_fn, local=local))
     assert loss_fn.calls == 2 + 8  # looked at, and for its weights; the microbatches: no others
     assert capsys.readouterr().err.count("hetjax: debug: ") == 1
 
@@ -77,16 +67,16 @@ def test_evaluations_see_numbers(float64):
     metrics_fn, data = Seen(metrics), problems.classification(30)
     loss_fn = Seen(problems.measured_softmax_loss)
     of_eval = {"eval_source": data, "metrics_fn": metrics_fn, "local": "virtual"}
-    check_equal(*both(loss_fn, problems.initial_weights(), data, **of_eval))
+    check_equal(*both(loss_fn, **of_eval))
     assert metrics_fn.calls > 2
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("order", ["d_grab", pytest.param("grab", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("order", ["d_grab", "grab"])
 def test_orders_find_the_same_signs_with_numbers(order, float64):
-    loss_fn, data = Seen(problems.softmax_loss), problems.classification(8)
+    loss_fn = Seen(problems.softmax_loss)
     fields = {"ordering": order, "epochs": 3, "max_rounds": 3, "budget": 2, "local": "virtual"}
-    check_equal(*both(loss_fn, problems.initial_weights(), data, **fields))
+    check_equal(*both(loss_fn, 8, **fields))
     assert loss_fn.calls >= 10
 
 
@@ -99,19 +89,10 @@ def test_a_loss_with_state_and_a_mask_sees_numbers(float64):
 
     loss_fn, results = Seen(of_mask), []
     fields = {**FEW, "state_reduce": {"calls": "sum"}, "local": "virtual"}
+    fields["model_state"] = {"mean": np.ones(problems.FEATURES), "calls": np.zeros((), int)}
     for loss_fn.on in (False, True):
-        state = {"mean": np.ones(problems.FEATURES), "calls": np.zeros((), int)}
-        result = problems.fit(
-            problems.classification(30),
-            problems.initial_weights(),
-            loss_fn=lambda weights, state, batch, rng, mask: loss_fn(
-                weights, state, batch, rng, mask
-            ),
-            model_state=state,
-            debug=loss_fn.on,
-            **fields,
-        )
-        results.append(result)
+        given = lambda w, s, batch, rng, mask: loss_fn(w, s, batch, rng, mask)  # noqa: E731
+        results.append(problems.train(30, loss_fn=given, debug=loss_fn.on, **fields))
     check_equal(*results)
     one, other = (result.model_state for result in results)
     np.testing.assert_allclose(other["mean"], one["mean"], rtol=0, atol=1e-12)
@@ -119,12 +100,12 @@ def test_a_loss_with_state_and_a_mask_sees_numbers(float64):
 
 
 def test_disable_jit_is_debugging(float64, capsys):
-    loss_fn, data = Seen(problems.softmax_loss), problems.classification(30)
+    loss_fn = Seen(problems.softmax_loss)
     fields = {**FEW, "loss_fn": lambda *given: loss_fn(*given), "reducer": "d_psgd"}
-    results = [problems.fit(data, problems.initial_weights(), **fields)]
+    results = [problems.train(30, **fields)]
     loss_fn.on = True
     with jax.disable_jit():
-        results.append(problems.fit(data, problems.initial_weights(), **fields))
+        results.append(problems.train(30, **fields))
     check_equal(*results)
     assert loss_fn.calls == 1 + 8
     assert "hetjax: debug: " in capsys.readouterr().err
@@ -142,13 +123,11 @@ def test_adapters_give_each_example_numbers(float64):
         assert bool(jnp.isfinite(found).all())
         return found.sum(-1) ** 2
 
-    data = problems.classification(12)
+    data, weights = problems.given(12)
     fields = {**FEW, "per_example_rng": True, "local": "virtual", "max_rounds": 1, "budget": 1}
     fields["debug"] = True
-    loss_fn = hetjax.per_example(one)
-    assert np.isfinite(
-        problems.fit(data, problems.initial_weights(), loss_fn=loss_fn, **fields).params
-    ).all()
+    result = problems.fit(data, weights, loss_fn=hetjax.per_example(one), **fields)
+    assert np.isfinite(result.params).all()
     model = nnx.Sequential(nnx.Linear(5, 2, rngs=nnx.Rngs(0)), nnx.Dropout(0.5, rngs=nnx.Rngs(1)))
     loss_fn, params = hetjax.nnx_loss(model, of_model)
     problems.fit({"x": data["x"].astype(np.float32)}, params, loss_fn=loss_fn, **fields)

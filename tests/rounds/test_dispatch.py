@@ -18,17 +18,8 @@ QUOTAS = {"policy": "static", "proportions": (4, 3, 1, 0)}
 
 @pytest.mark.parametrize("ordering", ["random_reshuffling", "d_grab"])
 def test_depths_agree_to_the_bit(ordering):
-    runs = [
-        problems.fit(
-            problems.classification(64, np.float32),
-            problems.initial_weights(np.float32),
-            epochs=3,
-            quota=QUOTAS,
-            ordering=ordering,
-            dispatch_depth=depth,
-        )
-        for depth in (1, 2, 5)
-    ]
+    fields = {"epochs": 3, "quota": QUOTAS, "ordering": ordering}
+    runs = [problems.train(dispatch_depth=depth, **fields) for depth in (1, 2, 5)]
     for run in runs[1:]:
         np.testing.assert_array_equal(run.params, runs[0].params)
         for line, first in zip(run.history, runs[0].history, strict=True):
@@ -54,19 +45,11 @@ def test_a_stamp_is_taken_when_its_microbatch_is_done():
         return equal.observe(state, times)
 
     equal = hetjax.quota.equal()
+    fields = {"quota": equal._replace(observe=observe), "cluster": {"num_workers": 1}}
+    fields |= {"loss_fn": loss_fn, "loss_over": "microbatch", "epochs": 1, "budget": 6}
     for depth in (1, 3):
         seen.clear()
-        problems.fit(
-            {"x": np.ones((48, 5), np.float32)},
-            np.ones((5, 3), np.float32),
-            loss_fn=loss_fn,
-            epochs=1,
-            budget=6,
-            cluster={"num_workers": 1},
-            quota=equal._replace(observe=observe),
-            dispatch_depth=depth,
-            loss_over="microbatch",
-        )
+        problems.train(48, dispatch_depth=depth, **fields)
         assert len(seen) == 2
         for first, last in seen:
             assert secs < first < last - 4.5 * secs
@@ -95,42 +78,28 @@ def test_as_many_are_in_flight_as_the_depth_says():
             weights = jnp.tanh(weights @ weights)
         return batch["x"] @ weights[0]
 
+    gate = hetjax.gates.first()._replace(open=lambda board, clock: Counting(board))
+    fields = {"gate": gate, "quota": "equal", "cluster": {"num_workers": 1}, "epochs": 1}
+    given = {"x": np.ones((64, 300), np.float32)}, np.ones((300, 300), np.float32)
     for depth in (1, 3):
         seen.clear()
-        problems.fit(
-            {"x": np.ones((64, 300), np.float32)},
-            np.ones((300, 300), np.float32),
-            loss_fn=loss_fn,
-            epochs=1,
-            gate=hetjax.gates.first()._replace(open=lambda board, clock: Counting(board)),
-            quota="equal",
-            cluster={"num_workers": 1},
-            dispatch_depth=depth,
-        )
+        problems.fit(*given, loss_fn=loss_fn, dispatch_depth=depth, **fields)
         assert seen == set(range(1, depth + 1))
 
 
-@pytest.mark.parametrize("local", ["fused", "virtual"])
-def test_what_needs_calls_is_refused_without(local):
-    for fields in ({"dispatch_depth": 2}, {"cluster": {"platforms": ("cpu", "cuda")}}):
-        cluster = {"num_workers": 4, **fields.pop("cluster", {})}
-        with pytest.raises(ValueError, match=r"needs local='stepped'"):
-            problems.fit(
-                problems.classification(),
-                problems.initial_weights(np.float32),
-                local=local,
-                cluster=cluster,
-                **fields,
-            )
-
-
-def test_one_platform_is_refused():
-    with pytest.raises(ValueError, match=r"cluster.platforms: got \('cpu',\), must be \(\)"):
-        problems.fit(
-            problems.classification(),
-            problems.initial_weights(np.float32),
-            cluster={"platforms": ("cpu",), "num_workers": 1},
-        )
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"dispatch_depth": 2, "local": "fused"}, r"needs local='stepped'"),
+        ({"platforms": ("cpu", "cuda"), "local": "virtual"}, r"needs local='stepped'"),
+        ({"platforms": ("cpu",)}, r"cluster.platforms: got \('cpu',\), must be \(\)"),
+    ],
+)
+def test_what_needs_calls_or_several_platforms_is_refused_without(fields, message):
+    cluster = {"num_workers": 4, "platforms": fields.get("platforms", ())}
+    fields = {name: value for name, value in fields.items() if name != "platforms"}
+    with pytest.raises(ValueError, match=message):
+        problems.train(cluster=cluster, **fields)
 
 
 def test_devices_of_two_platforms_train_as_those_of_one():

@@ -9,7 +9,6 @@ import types
 
 import jax
 import numpy as np
-import optax
 import pytest
 
 import hetjax
@@ -19,37 +18,18 @@ from tests.rounds import problems
 ENDS = interrupt.ENDS
 
 
-def _with_a_nan(num_examples=64, dtype=np.float32):
-    data = problems.classification(num_examples, dtype)
+def _with_a_nan():
+    data, weights = problems.given()
     data["x"][17] = np.nan
-    return data
+    return data, weights
 
 
 @pytest.mark.parametrize("local", ["stepped", "fused", "virtual"])
 def test_a_nonfinite_microbatch_stops_the_run_and_keeps_the_state(local, tmp_path):
-    weights = problems.initial_weights(np.float32)
     with pytest.raises(hetjax.NonFiniteError, match=r"round \d.*worker \d.*\b17\b"):
-        problems.fit(_with_a_nan(), weights, epochs=1, local=local, workdir=tmp_path)
+        problems.fit(*_with_a_nan(), epochs=1, local=local, workdir=tmp_path)
     assert json.loads((tmp_path / "summary.json").read_text())["interrupted"]
     assert (tmp_path / "report.html").exists()
-
-
-def test_a_nonfinite_microbatch_is_skipped_and_counted(float64):
-    data = _with_a_nan(dtype=np.float64)
-    weights = problems.initial_weights()
-    result = problems.fit(
-        data, weights, optimizer=optax.sgd(1.0), epochs=1, budget=16, nonfinite="skip"
-    )
-    order = np.random.default_rng((0, 0)).permutation(64).reshape(16, 4)
-    good = order[~np.any(order == 17, axis=1)].reshape(-1)
-    batch = {
-        name: x[good].astype(weights.dtype if name == "x" else x.dtype) for name, x in data.items()
-    }
-    gradient = jax.grad(lambda w: problems.softmax_loss(w, batch, None).mean())(weights)
-    np.testing.assert_allclose(result.params, weights - gradient, rtol=1e-6)
-    assert result.summary["examples_skipped"] == 4
-    assert result.summary["examples_processed"] == 64
-    assert result.summary["examples_missing"] == 0
 
 
 def test_ctrl_c_is_raised_between_rounds_with_the_files_written(tmp_path):
@@ -59,18 +39,7 @@ def test_ctrl_c_is_raised_between_rounds_with_the_files_written(tmp_path):
 
     before = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt) as raised:
-        hetjax.fit(
-            problems.softmax_loss,
-            problems.initial_weights(np.float32),
-            optax.sgd(0.1),
-            problems.classification(203, np.float32),
-            epochs=50,
-            budget=8,
-            workers=2,
-            progress=False,
-            callbacks=[press],
-            workdir=tmp_path,
-        )
+        short_fit(press, epochs=50, workdir=tmp_path)
     assert str(raised.value).endswith(f"; the same call goes on from there ({tmp_path}).")
     result = raised.value.result
     assert result.summary["interrupted"]
@@ -102,9 +71,8 @@ def test_a_signal_is_raised_with_the_result_so_far(number, error, monkeypatch, c
 
 
 def short_fit(press, **fields):
-    data, weights = problems.classification(64, np.float32), problems.initial_weights(np.float32)
     fields = {"callbacks": [press], "raise_on_interrupt": True, "local": "virtual", **fields}
-    return problems.fit(data, weights, **fields)
+    return problems.train(**fields)
 
 
 @pytest.mark.parametrize("numbers", [ENDS[:1], ENDS[1:2], ENDS[2:3], ENDS[3:4], ENDS[3:0:-1]])
@@ -168,7 +136,7 @@ def test_a_worker_that_fails_ends_the_run_with_its_error():
         jax.debug.callback(check, batch["id"])
         return losses
 
-    data = problems.classification(64, np.float32) | {"id": np.arange(64)}
-    weights = problems.initial_weights(np.float32)
+    data, weights = problems.given()
+    data["id"] = np.arange(64)
     with pytest.raises(jax.errors.JaxRuntimeError, match="example 5 is broken"):
         problems.fit(data, weights, loss_fn=broken, epochs=1)

@@ -36,15 +36,18 @@ def test_every_epoch_reads_random_augmentation_anew(capsys):
     assert np.bincount(fixed.reads).min() == 1
 
 
-@pytest.mark.parametrize("local", ["stepped", "virtual"])
-def test_readers_change_nothing_that_is_computed(local):
+@pytest.mark.parametrize(
+    ("local", "sharing"), [("stepped", "private"), ("fused", "shared"), ("virtual", "private")]
+)
+def test_feeds_and_readers_change_nothing_that_is_computed(local, sharing):
     data = problems.classification(203, np.float32)
     rows = [{"x": x, "y": y} for x, y in zip(data["x"], data["y"], strict=True)]
     cluster = {"num_workers": 4, "secs_per_microbatch": (1, 2, 3, 4), "clock": "virtual"}
     found = [
-        fit(source, local=local, cluster=cluster, data=fields).params
+        fit(source, local=local, cluster=cluster, data={"sharing": sharing, **fields}).params
         for source, fields in (
             (data, {"feed": "resident"}),
+            (data, {"feed": "streamed"}),
             (rows, {"feed": "streamed", "readers": 1}),
             (rows, {"feed": "streamed", "readers": 5}),
         )

@@ -1,5 +1,7 @@
 """Arrays that training does not change are arguments of programs: `frozen`, and `wrt=`."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,7 +15,7 @@ from hetjax.local import gradients, rules
 from hetjax.losses import named
 from tests.rounds import problems
 
-ROUNDS, LOCAL = 20, ("stepped", "fused", "virtual")
+ROUNDS = 20
 WIDE = 6
 FIELDS = {
     "microbatch_size": 4,
@@ -91,19 +93,14 @@ def of_one():
 def of_batch():
     """Of the examples of a round."""
 
-    def embed(params, batch, rng, *, frozen):
+    def embed(params, batch, rng, *, frozen=FROZEN):
         return problems.embed(params, {**batch, "x": batch["x"] @ frozen["w"]}, rng)
 
     def closed(params, batch, rng):
-        return embed(params, batch, rng, frozen=FROZEN)
+        return embed(params, batch, rng)
 
-    loss_fn = hetjax.batch_loss(embed, problems.contrast)
-    given = {"frozen": FROZEN}
-    return (
-        (loss_fn, given),
-        hetjax.batch_loss(closed, problems.contrast),
-        problems.initial_weights(),
-    )
+    asking, closed = (hetjax.batch_loss(each, problems.contrast) for each in (embed, closed))
+    return (asking, {"frozen": FROZEN}), closed, problems.initial_weights()
 
 
 KINDS = {f.__name__: f for f in (plain, of_nnx, of_linen, of_one, of_batch)}
@@ -114,59 +111,56 @@ def fit(loss_fn, params, **fields):
     return hetjax.fit(loss_fn, params, optax.sgd(0.1, momentum=0.9), DATA, **given)
 
 
-@pytest.mark.parametrize("local", LOCAL)
-@pytest.mark.parametrize("kind", KINDS)
+def run(loss_fn, params, **fields):
+    fields = {"quota": FIELDS["quota"], "cluster": FIELDS["cluster"], **fields}
+    return problems.run(DATA, params, loss_fn=loss_fn, **fields)
+
+
+def check_equal(*params):
+    close = functools.partial(np.testing.assert_allclose, rtol=0, atol=1e-12)
+    jax.tree.map(close, *map(jax.device_get, params))
+
+
+@pytest.mark.parametrize(
+    ("kind", "local"),
+    [
+        *((kind, "virtual") for kind in KINDS),
+        *((kind, "stepped") for kind in ("plain", "of_linen", "of_batch")),
+        *((kind, "fused") for kind in ("plain", "of_nnx", "of_one")),
+    ],
+)
 def test_frozen_arguments_train_as_constants_do(kind, local, float64):
     (loss_fn, given), constant, params = KINDS[kind]()
     ordering = {"ordering": given.get("ordering", "random_reshuffling")}
     found = fit(loss_fn, params, local=local, **given)
     expected = fit(constant, params, local=local, **ordering)
     assert found.history[0]["quotas"] == [6, 2]
-    for one, other in zip(*map(jax.tree.leaves, (found.params, expected.params)), strict=True):
-        np.testing.assert_allclose(one, other, rtol=0, atol=1e-12)
+    check_equal(found.params, expected.params)
 
 
 @pytest.mark.parametrize("kind", ["plain", "of_nnx", "of_linen"])
 def test_nothing_frozen_is_a_constant_of_a_program(kind, float64):
     (loss_fn, given), _, params = KINDS[kind]()
     loss_fn = named.giving(loss_fn, 3)
-    rule = gradients.gradient_sums(loss_fn)
     frozen = named.frozen_of(loss_fn, given.get("frozen", ()))
     shared = hetjax.types.Shared(params, named=hetjax.types.Named(frozen))
-    steps = rules.with_observer(rule)
-    batch = jax.tree.map(lambda x: x[:4], DATA)
-    microbatch = hetjax.types.Microbatch(
-        np.arange(4, dtype=np.int32), np.ones(4, np.float32), batch
-    )
+    steps = rules.with_observer(gradients.gradient_sums(loss_fn))
+    batch, ids = jax.tree.map(lambda x: x[:4], DATA), np.arange(4, dtype=np.int32)
+    microbatch = hetjax.types.Microbatch(ids, np.ones(4, np.float32), batch)
     carried = steps.begin(shared, (), ())
     program = jax.make_jaxpr(steps.add)(shared, carried, microbatch, jax.random.key(0))
     assert max((np.size(each) for each in digests.constants(program)), default=0) <= 4
 
 
 def test_on_cpus_it_lies_once():
-    places = []
-
-    def add(shared, *others):
-        return made.add(shared, *others)
-
-    made = gradients.gradient_sums(teach)
     weights = problems.initial_weights(np.float32)
-    with hetjax.Run(
-        teach,
-        weights,
-        optax.sgd(0.1),
-        DATA,
-        frozen=FROZEN,
-        rule=made._replace(add=add),
-        epochs=1,
-        **{name: value for name, value in FIELDS.items() if name != "progress"},
-    ) as run:
-        state, _ = run.round(run.init())
-        (leaf,) = jax.tree.leaves(run.setup.frozen)
+    with run(teach, weights, frozen=FROZEN) as made:
+        state, _ = made.round(made.init())
+        (leaf,) = jax.tree.leaves(made.setup.frozen)
         places = {shard.data.unsafe_buffer_pointer() for shard in leaf.addressable_shards}
         assert len(leaf.addressable_shards) == 2
         assert len(places) == 1
-        assert run.named(state.train).frozen["w"].unsafe_buffer_pointer() in places
+        assert made.named(state.train).frozen["w"].unsafe_buffer_pointer() in places
 
 
 @pytest.mark.parametrize("kind", ["of_nnx", "of_linen"])
@@ -208,10 +202,8 @@ def test_metrics_are_given_what_the_run_is(float64):
 
 def test_an_adapters_frozen_part_goes_beside_what_fit_is_given(float64):
     def distilled(model, batch, *, frozen, values):
-        teacher = batch["x"] @ frozen["w"][:, : problems.CLASSES]
-        return cross_entropy(model, batch) + values * jnp.square(model(batch["x"]) - teacher).mean(
-            1
-        )
+        away = model(batch["x"]) - batch["x"] @ frozen["w"][:, : problems.CLASSES]
+        return cross_entropy(model, batch) + values * jnp.square(away).mean(1)
 
     loss_fn, params = hetjax.nnx_loss(Lora(), distilled, wrt=nnx.LoRAParam)
     found = fit(loss_fn, params, frozen=FROZEN, values=lambda progress: 0.5 + 0 * progress)
@@ -220,8 +212,7 @@ def test_an_adapters_frozen_part_goes_beside_what_fit_is_given(float64):
         return distilled(model, batch, frozen=FROZEN, values=0.5)
 
     expected = fit(*hetjax.nnx_loss(Lora(), constant, wrt=nnx.LoRAParam))
-    for one, other in zip(*map(jax.tree.leaves, (found.params, expected.params)), strict=True):
-        np.testing.assert_allclose(one, other, rtol=0, atol=1e-12)
+    check_equal(found.params, expected.params)
 
 
 def other_nnx():
@@ -271,8 +262,7 @@ def test_another_model_in_a_loss_keeps_its_own_frozen_part(of, float64):
         fields = {**FIELDS, "epochs": 2}
         found.append(hetjax.fit(loss_fn, params, optax.sgd(0.1), data, **fields).params)
     for other in found[1:]:
-        for one, another in zip(*map(jax.tree.leaves, (found[0], other)), strict=True):
-            np.testing.assert_allclose(one, another, rtol=0, atol=1e-12)
+        check_equal(found[0], other)
 
 
 def test_levels_of_a_bilevel_problem_are_given_it(float64):
@@ -286,18 +276,9 @@ def test_levels_of_a_bilevel_problem_are_given_it(float64):
         estimator = bilevel.implicit(bilevel.descent(optax.sgd(0.01)), 5)
         fields = {"outer_steps": 4, "microbatch_size": 4, "workers": 2, "progress": False}
         data = {"x": DATA["x"], "t": DATA["x"].sum(1)}
-        return hetjax.fit_bilevel(
-            bilevel.Bilevel(*losses),
-            np.float64(1.0),
-            np.zeros(problems.FEATURES),
-            estimator,
-            optax.sgd(0.5),
-            upper_source=data,
-            lower_source=data,
-            eval_source=data,
-            **given,
-            **fields,
-        )
+        fields |= {f"{name}_source": data for name in ("upper", "lower", "eval")}
+        begun = np.float64(1.0), np.zeros(problems.FEATURES), estimator, optax.sgd(0.5)
+        return hetjax.fit_bilevel(bilevel.Bilevel(*losses), *begun, **given, **fields)
 
     found = solve(upper, lower, frozen=FROZEN)
     expected = solve(*(lambda x, y, b, f=f: f(x, y, b, frozen=FROZEN) for f in (upper, lower)))
@@ -306,19 +287,12 @@ def test_levels_of_a_bilevel_problem_are_given_it(float64):
 
 
 def test_a_step_of_ones_own_loop_takes_it(float64):
-    mesh = hetjax.make_worker_mesh(2)
-    found = []
+    ids, counts, found = np.arange(64).reshape(2, 8, 4), np.array([6, 2], np.int32), []
     for loss_fn, given in ((teach, {"frozen": FROZEN}), (closed, {})):
-        optimizer = optax.sgd(0.1)
-        step = hetjax.make_train_step(loss_fn, optimizer, mesh, nominal_examples=32, **given)
-        weights = problems.initial_weights()
-        state = hetjax.make_train_state(weights, optimizer, num_workers=2, mesh=mesh)
-        ids = np.arange(64, dtype=np.int32).reshape(2, 8, 4)
-        examples = jax.tree.map(lambda x, ids=ids: x[ids], DATA)
-        microbatches = hetjax.types.Microbatch(ids, np.ones(ids.shape, np.float32), examples)
+        weights, sgd = problems.initial_weights(), optax.sgd(0.1)
+        step, *begun = problems.own_step(ids, DATA, weights, sgd, loss_fn=loss_fn, **given)
         given = {"frozen": step.frozen} if given else {}
-        counts = np.array([6, 2], np.int32)
-        new, *_ = jax.jit(step.function)(state, microbatches, counts, jax.random.key(0), **given)
+        new, *_ = jax.jit(step.function)(*begun, counts, jax.random.key(0), **given)
         found.append(np.asarray(new.params))
     np.testing.assert_allclose(*found, rtol=0, atol=1e-12)
 

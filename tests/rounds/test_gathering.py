@@ -37,13 +37,12 @@ def test_all_processes_take_the_schedule_of_one_to_the_bit(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("other", "parts", "fields"),
+    ("other", "parts", "fields", "shared_memory"),
     [
-        ("flags", "exchanges", {"reducer": {"name": "matcha", "graph": "ring"}}),
-        ("quotas", "examples|quotas", {"budget": 7, "quota": {"policy": "equal"}}),
+        ("flags", "exchanges", {"reducer": {"name": "matcha", "graph": "ring"}}, False),
+        *(("quotas", "examples|quotas", {"budget": 7, "quota": "equal"}, s) for s in (False, True)),
     ],
 )
-@pytest.mark.parametrize("shared_memory", [False, True])
 def test_who_plans_another_round_is_named_before_anybody_waits(
     other, parts, fields, shared_memory, tmp_path
 ):
@@ -59,7 +58,6 @@ OTHERS = {
     "rule": "config.rule = ",
     "closed rule": "another rule than process 0",
     "rate": "another optimizer than process 0; all need one program, learning rate",
-    "schedule": "another optimizer than process 0",
     "loss": "another loss than process 0",
     "shards": "other data than process 0; give each process all of the data",
     "sizes": "examples = 40 and process 0 has 203; give each process all of the data",
@@ -115,18 +113,23 @@ class Board:
         return json.loads(self.values[key])
 
 
-def test_one_process_solves_and_the_others_hear_of_it():
-    board, numbers = Board(), [0.1, 1 / 3, 5e-324, 0.1 + 0.2]
-    first, second = (solutions.Solutions(leads=leads, board=board) for leads in (True, False))
+@pytest.fixture
+def solving():
+    """What two processes ask: who solves, and who hears of it."""
+    board = Board()
+    return [solutions.Solutions(leads=leads, board=board) for leads in (True, False)]
+
+
+def test_one_process_solves_and_the_others_hear_of_it(solving):
+    (first, second), numbers = solving, [0.1, 1 / 3, 5e-324, 0.1 + 0.2]
     assert first("p", lambda: numbers) == numbers
     assert second("p", pytest.fail) == numbers
     assert first("p", pytest.fail) == numbers  # asked again, as in another run of the process
     assert first.save() == {"p": numbers}
 
 
-def test_where_one_cannot_solve_nobody_waits_for_it():
-    board = Board()
-    first, second = (solutions.Solutions(leads=leads, board=board) for leads in (True, False))
+def test_where_one_cannot_solve_nobody_waits_for_it(solving):
+    first, second = solving
 
     def solve():
         raise ValueError("budget is 7")

@@ -7,7 +7,6 @@ import numpy as np
 import optax
 import pytest
 
-import hetjax
 from hetjax import topology
 from hetjax.data import stream as stream_lib
 from hetjax.ordering import orders
@@ -23,13 +22,8 @@ def reference(data, weights, lines, *, name, graph, sharing, weighting, weighted
     """The replicas f64[W, ...] after a trace, in the most obvious way."""
     num_examples = len(data["y"])
     kind = stream_lib.SharedStream if sharing == "shared" else stream_lib.PrivateStream
-    stream = kind(
-        num_examples,
-        WORKERS,
-        microbatch_size=SIZE,
-        ordering=orders.random_reshuffling(),
-        seed=0,
-    )
+    fields = {"microbatch_size": SIZE, "ordering": orders.random_reshuffling(), "seed": 0}
+    stream = kind(num_examples, WORKERS, **fields)
     share = [len(shard) / num_examples for shard in stream.shards]
     if sharing == "shared":
         share = np.full(WORKERS, 1 / WORKERS)
@@ -48,9 +42,8 @@ def reference(data, weights, lines, *, name, graph, sharing, weighting, weighted
             ids = plan.microbatches(worker, done).reshape(-1)
             ids = ids[ids >= 0]
             gradients = example_gradients(data, x[worker], ids) if len(ids) else np.zeros((0, 1))
-            sums.append(
-                ((gradients * of_example[ids, None]).sum(0), of_example[ids].sum(), len(ids))
-            )
+            gradient = (gradients * of_example[ids, None]).sum(0)
+            sums.append((gradient, of_example[ids].sum(), len(ids)))
         part = [share[j] if weighting == "shard" else c for j, (_, _, c) in enumerate(sums)]
         part = [p if c else 0 for p, (_, _, c) in zip(part, sums, strict=True)]
         means = [weight / max(count, 1) for _, weight, count in sums]
@@ -105,10 +98,9 @@ def private_trace(path):
 @pytest.mark.parametrize(
     ("name", "graph", "sharing", "weighting", "weighted", "forms"),
     [
-        ("d_psgd", "ring", "shared", "shard", False, FORMS),
+        ("d_psgd", "ring", "shared", "shard", True, FORMS),
         ("matcha", "0-1,1-2,2-3,0-2", "shared", "example", False, FORMS),
         ("d_psgd", "one_peer_exponential", "shared", "example", False, ("stepped", "virtual")),
-        ("d_psgd", "ring", "shared", "shard", True, FORMS),
         ("d_psgd", "one_peer_exponential", "private", "example", True, ("virtual",)),
         ("matcha", "ring", "private", "shard", True, ("stepped", "virtual")),
     ],
@@ -116,38 +108,22 @@ def private_trace(path):
 def test_replicas_are_those_of_the_reference(
     tmp_path, float64, name, graph, sharing, weighting, weighted, forms
 ):
-    data, weights = problems.classification(256), problems.initial_weights()
     path = tmp_path / "trace.jsonl"
     lines = unequal_trace(path, 256) if sharing == "shared" else private_trace(path)
-    found = [
-        problems.fit(
-            data,
-            weights,
-            loss_fn=problems.weighted_softmax_loss if weighted else problems.softmax_loss,
-            epochs=EPOCHS,
-            local=form,
-            replay=str(path),
-            reducer={"name": name, "graph": graph},
-            data={"sharing": sharing, "weighting": weighting},
-        )
-        for form in forms
-    ]
-    assert len(found[0].history) == len(lines)
-    expected = reference(
-        data,
-        weights,
-        lines,
-        name=name,
-        graph=graph,
-        sharing=sharing,
-        weighting=weighting,
-        weighted=weighted,
-    )
-    for result in found:
+    fields = {"reducer": {"name": name, "graph": graph}, "epochs": EPOCHS, "replay": str(path)}
+    fields["data"] = {"sharing": sharing, "weighting": weighting}
+    fields["loss_fn"] = problems.weighted_softmax_loss if weighted else problems.softmax_loss
+    how = {"name": name, "graph": graph, **fields["data"], "weighted": weighted}
+    expected = reference(*problems.given(256), lines, **how)
+    for result in (problems.train(256, local=form, **fields) for form in forms):
+        assert len(result.history) == len(lines)
         np.testing.assert_allclose(result.state.params, expected, rtol=1e-10, atol=1e-12)
         np.testing.assert_allclose(result.params, expected.mean(axis=0), atol=1e-12)
         distance = np.sqrt(((expected - expected.mean(axis=0)) ** 2).sum() / WORKERS)
         measured = [line["consensus"] for line in result.history if "consensus" in line]
+        assert result.summary["gossip"]["spectral_gap"] > 0
+        # Each of the at most four links has two ways.
+        assert result.history[0]["bytes_sent"] in expected[0].nbytes * np.arange(0, 9, 2)
         if sharing == "shared":
             assert measured[-1]["distance"] == pytest.approx(distance, rel=1e-6)
             assert result.summary["examples_duplicated"] == 0
@@ -156,66 +132,23 @@ def test_replicas_are_those_of_the_reference(
 @pytest.mark.parametrize("loss_fn", [problems.softmax_loss, problems.weighted_softmax_loss])
 def test_the_complete_graph_by_example_is_all_reduce(loss_fn, float64):
     """W = 11ᵀ/n, and each gradient over the nominal count: the pooled update, without momentum."""
-    data, weights = problems.classification(256), problems.initial_weights()
-    quota = {"policy": "static", "proportions": (4, 2, 1, 1)}
-    common = {"epochs": 3, "local": "virtual", "quota": quota, "loss_fn": loss_fn}
-    pooled = problems.fit(data, weights, optimizer=optax.sgd(0.3), **common)
-    mixed = problems.fit(
-        data,
-        weights,
-        optimizer=optax.sgd(0.3),
-        reducer={"name": "matcha", "graph": "complete", "budget": 1.0},
-        data={"weighting": "example"},
-        **common,
-    )
+    common = {"epochs": 3, "local": "virtual", "loss_fn": loss_fn, "optimizer": optax.sgd(0.3)}
+    common["quota"] = {"policy": "static", "proportions": (4, 2, 1, 1)}
+    pooled = problems.train(256, **common)
+    complete = {"name": "matcha", "graph": "complete", "budget": 1.0}
+    mixed = problems.train(256, reducer=complete, data={"weighting": "example"}, **common)
     # Full rounds, and all matchings active with alpha = 1 / n: MATCHA's updates are then mixed.
     np.testing.assert_allclose(mixed.params, pooled.params, rtol=1e-9)
     np.testing.assert_allclose(mixed.state.params, pooled.state.params, rtol=1e-9)
 
 
-def test_evaluates_the_mean_and_the_worst_replica():
-    data, weights = problems.classification(203, np.float32), problems.initial_weights(np.float32)
-    result = problems.fit(
-        data,
-        weights,
-        epochs=2,
-        reducer={"name": "matcha", "graph": "ring"},
-        eval_source=data,
-        cluster={"secs_per_microbatch": (1, 1, 1, 4), "clock": "virtual"},
-    )
-
-    def loss(params):
-        return float(np.mean(problems.softmax_loss(params, data, None)))
-
-    replicas = np.asarray(result.state.params)
-    assert result.summary["test_loss"] == pytest.approx(loss(result.params), rel=1e-4)
-    worst = max(map(loss, replicas))
-    assert result.summary["worst_test_loss"] == pytest.approx(worst, rel=1e-4)
-    assert result.summary["gossip"]["spectral_gap"] > 0
-    assert result.history[0]["bytes_sent"] in (
-        0,
-        240,
-        480,
-    )  # 60 bytes of 4 links, or 2 ways of them
-
-
 def test_a_step_of_ones_own_gossips():
-    data, weights = problems.classification(64, np.float32), problems.initial_weights(np.float32)
-    mesh, optimizer = hetjax.make_worker_mesh(4), optax.sgd(0.1)
+    (data, weights), ids = problems.given(), np.arange(64).reshape(4, 4, 4)
     reducer = topology.matcha(graph="ring")
-    state = hetjax.make_train_state(weights, optimizer, num_workers=4, mesh=mesh)
-    made = hetjax.make_train_step(
-        problems.softmax_loss,
-        optimizer,
-        mesh,
-        nominal_examples=32,
-        reducer=reducer,
-        weighting="shard",
+    made, state, microbatches = problems.own_step(
+        ids, data, weights, optax.sgd(0.1), reducer=reducer, weighting="shard"
     )
     step = jax.jit(made)
-    ids = np.arange(64, dtype=np.int32).reshape(4, 4, 4)
-    examples = {k: v[ids] for k, v in data.items()}
-    microbatches = hetjax.Microbatch(ids, np.ones(ids.shape, np.float32), examples)
     counts, key = np.array([4, 2, 1, 0], np.int32), jax.random.key(0)
     gossip = reducer.for_run(topology.RunFacts(4)).mixing.gossip
     x = np.stack([weights] * 4).astype(np.float64)

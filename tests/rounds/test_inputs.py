@@ -14,7 +14,6 @@ from flax import nnx
 import hetjax
 from hetjax.config import experiment
 from hetjax.inputs import arguments
-from hetjax.inputs import refusals as inputs
 
 X = np.random.default_rng(0).normal(size=(32, 3)).astype(np.float32)
 DATA = {"x": X, "y": X.sum(-1)}
@@ -92,7 +91,6 @@ def train_state():
             {"params": {"net": equinox_module()}},
             ("params['net'].activation is a ", "params, static = eqx.partition(model"),
         ),
-        # The data.
         # The optimiser.
         ({"optimizer": optax.lbfgs()}, ("needs grad and value_fn", "L-BFGS")),
         ({"optimizer": optax.chain(optax.clip(1.0), optax.lbfgs())}, ("needs grad and value_fn",)),
@@ -119,14 +117,6 @@ def test_a_first_mistake_says_what_to_write_instead(given, words):
     error = refused.value
     assert error.__cause__ is None  # no chain of traces
     assert error.__context__ is None or error.__suppress_context__
-
-
-def test_optimisers_that_need_the_mean_loss_are_taken():
-    plateau = optax.chain(optax.sgd(0.1), optax.contrib.reduce_on_plateau())
-    with jax.numpy_dtype_promotion("standard"):  # Optax is not strict
-        for optimizer in (plateau, optax.MultiSteps(optax.adam(0.1), 2), optax.polyak_sgd()):
-            inputs.check_optimizer(optimizer, PARAMS)
-    assert np.isfinite(fit(optimizer=optax.polyak_sgd()).summary["train_loss"])
 
 
 @pytest.mark.parametrize("make", [hetjax.linen_loss, hetjax.linen_metrics])

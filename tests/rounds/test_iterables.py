@@ -1,10 +1,7 @@
 """Examples that come once: each position of the stream is done once, killed and resumed or not."""
 
 import os
-import pathlib
 import signal
-import subprocess
-import sys
 import textwrap
 
 import jax
@@ -15,6 +12,7 @@ import pytest
 import hetjax
 from hetjax.data import feeding as feeding_lib
 from hetjax.data import iterable_feed, iterable_states
+from tests import programs
 from tests.data import iterables_examples as given
 from tests.rounds import problems
 
@@ -47,9 +45,7 @@ def whole(result, count):
 @pytest.mark.parametrize(("local", "buffer_size"), [("stepped", 0), ("fused", 25), ("virtual", 25)])
 def test_each_position_is_done_once_and_none_is_taken_too_many(local, buffer_size):
     taken = []
-    source = hetjax.stream(
-        given.generator(given=taken), examples_per_epoch=LENGTH, buffer_size=buffer_size
-    )
+    source = stream(given.generator(given=taken), buffer_size=buffer_size)
     result = fit(source, local=local)
     whole(result, 3 * LENGTH)
     assert taken == list(range(3 * LENGTH))
@@ -62,13 +58,13 @@ def test_a_stream_trains_as_the_same_examples_by_index():
     rows = [given.example(at) for at in range(LENGTH)]
     fields = {"epochs": 1, "quota": "equal"}
     in_order = fit(rows, ordering=feeding_lib.AS_IT_COMES, **fields)
-    found = fit(hetjax.stream(iter(rows), examples_per_epoch=LENGTH), **fields)
+    found = fit(stream(iter(rows)), **fields)
     np.testing.assert_array_equal(found.params["w"], in_order.params["w"])
 
 
 def test_a_buffer_shuffles_as_the_page_says():
     """Blocks of the buffer's size, each by the seed, the pass and its number; a pass cuts them."""
-    source = hetjax.stream(given.generator(), examples_per_epoch=11, buffer_size=4).of_run(5)
+    source = stream(examples_per_epoch=11, buffer_size=4).of_run(5)
     feeding = iterable_feed.IterableFeed(source, [jax.devices()[0]], leads=True)
     for start in (0, 11):
         wanted = []
@@ -84,39 +80,35 @@ def test_a_buffer_shuffles_as_the_page_says():
 
 
 def test_what_a_gate_returns_is_kept_and_done():
-    source = hetjax.stream(given.generator(), examples_per_epoch=LENGTH, buffer_size=9)
-    result = fit(
-        source,
-        gate={"trigger": "quorum", "quorum": 5, "in_flight": "drop"},
-        cluster=GATED,
-        local="virtual",
-    )
-    whole(result, 3 * LENGTH)
+    gate = {"trigger": "quorum", "quorum": 5, "in_flight": "drop"}
+    whole(fit(stream(buffer_size=9), gate=gate, cluster=GATED, local="virtual"), 3 * LENGTH)
+
+
+def stream(iterable=None, **fields):
+    iterable = given.generator() if iterable is None else iterable
+    return hetjax.stream(iterable, **{"examples_per_epoch": LENGTH, **fields})
 
 
 def test_batches_are_split():
     loader = given.Loader(122, 8)  # the last batch has 2
-    result = fit(hetjax.stream(loader, examples_per_epoch=61), epochs=2)
-    whole(result, 122)
+    whole(fit(stream(loader), epochs=2), 122)
     batches = iter(given.Loader(64, 16))
-    result = fit(hetjax.stream(batches, examples_per_epoch=64, batched=True), epochs=1)
-    whole(result, 64)
+    whole(fit(stream(batches, examples_per_epoch=64, batched=True), epochs=1), 64)
     with pytest.raises(ValueError, match=r"gave no batch after 0 examples.*batched=False"):
-        fit(hetjax.stream(given.generator(), examples_per_epoch=8, batched=True))
+        fit(stream(batched=True))
 
 
 @pytest.mark.parametrize("last", ["pad", "drop", "fill"])
 def test_an_iterable_that_ends_within_an_epoch_ends_the_run_with_what_came(last, tmp_path, capsys):
     def source(count):
-        return hetjax.stream(given.generator(count), examples_per_epoch=LENGTH, buffer_size=8)
+        return stream(given.generator(count), buffer_size=8)
 
     fields = {"data": {"last": last}, "workdir": tmp_path, "quota": "equal"}
     result = fit(source(99), **fields)
     told = capsys.readouterr().err.splitlines()
     (line,) = [line for line in told if "CPU devices" not in line]
-    assert (
-        "the generator ended in epoch 1: 38 examples of it came, and examples_per_epoch=61" in line
-    )
+    ended = "the generator ended in epoch 1: 38 examples of it came, and examples_per_epoch=61"
+    assert ended in line
     assert "The run ends here, after" in line
     came = 99 if last != "drop" else 60 + 36
     assert result.summary["examples_processed"] == came
@@ -131,10 +123,8 @@ def test_an_iterable_that_ends_within_an_epoch_ends_the_run_with_what_came(last,
 
 
 def test_a_run_that_steps_says_that_the_iterable_has_ended():
-    source = hetjax.stream(given.generator(20), examples_per_epoch=LENGTH)
-    weights = problems.initial_weights(np.float32)
-    fields = {"microbatch_size": 4, "budget": 4, "workers": 2, "local": "virtual"}
-    with hetjax.Run(problems.softmax_loss, weights, optax.sgd(0.1), source, **fields) as run:
+    fields = {"budget": 4, "cluster": {"num_workers": 2}, "local": "virtual"}
+    with problems.run(stream(given.generator(20)), **fields) as run:
         state = run.init()
         while not run.done(state):
             state, report = run.round(state)
@@ -158,8 +148,7 @@ def test_a_run_that_goes_on_misses_and_doubles_nothing(kind, tmp_path, capsys):
 
     def run(taken, **more):
         iterable = make(given=taken) if kind == "generator" else make(taken)
-        source = hetjax.stream(iterable, examples_per_epoch=LENGTH, buffer_size=16)
-        return fit(source, **fields, **more)
+        return fit(stream(iterable, buffer_size=16), **fields, **more)
 
     plain = run([])
 
@@ -189,8 +178,8 @@ PROGRAM = """
     from tests.data import iterables_examples as given
     from tests.rounds import test_iterables as here
 
-    kind, workdir, dies = sys.argv[1:]
-    source = hetjax.stream(here.KINDS[kind][0]([]), examples_per_epoch=here.LENGTH, buffer_size=8)
+    workdir, dies = sys.argv[1:]
+    source = here.stream(given.WithState([]), buffer_size=8)
 
     def die(line):
         if dies == "dies" and line.round == 5:
@@ -201,22 +190,10 @@ PROGRAM = """
 """
 
 
-@pytest.mark.parametrize(
-    "kind", [pytest.param("again", marks=pytest.mark.slow), "state of the iterable"]
-)
-def test_a_process_that_is_killed_loses_nothing(kind, tmp_path):
-    path = tmp_path / "program.py"
-    path.write_text(textwrap.dedent(PROGRAM))
-    root = str(pathlib.Path(__file__).parents[2])
+def test_a_process_that_is_killed_loses_nothing(tmp_path):
     for how, code in (("dies", -signal.SIGKILL), ("lives", 0)):
-        found = subprocess.run(
-            [sys.executable, str(path), kind, str(tmp_path / "run"), how],
-            env={**os.environ, "PYTHONPATH": root},
-            capture_output=True,
-            text=True,
-            timeout=600,
-            check=False,
-        )
+        command = ["-c", textwrap.dedent(PROGRAM), str(tmp_path / "run"), how]
+        found = programs.run(command, tmp_path)
         assert found.returncode == code, found.stderr
     assert "going on with the run" in found.stderr
 
@@ -226,15 +203,14 @@ def test_an_iterable_that_fails_says_where_and_does_not_seem_to_end():
         yield from given.generator(50)
         raise OSError("the disk is gone")
 
-    with pytest.raises(ValueError, match=r"generator failed after 50 examples: OSError: the disk"):
-        fit(hetjax.stream(failing(), examples_per_epoch=LENGTH))
-
     def changing():
         yield from given.generator(20)
         yield {"x": np.zeros(3, np.float32)}
 
+    with pytest.raises(ValueError, match=r"generator failed after 50 examples: OSError: the disk"):
+        fit(stream(failing()))
     with pytest.raises(ValueError, match="example 20 differs from the first of the stream"):
-        fit(hetjax.stream(changing(), examples_per_epoch=LENGTH))
+        fit(stream(changing()))
 
 
 class Buffered(given.WithState):
@@ -245,9 +221,8 @@ class Buffered(given.WithState):
     def __iter__(self):
         held, rng = [], np.random.default_rng(self.seed)
         for example in super().__iter__():
-            held.append(
-                example | ({"noise": np.random.default_rng().random()} if self.draws else {})
-            )
+            noise = {"noise": np.random.default_rng().random()} if self.draws else {}
+            held.append(example | noise)
             if len(held) == 12:
                 yield held.pop(rng.integers(12))
 
@@ -277,9 +252,8 @@ def test_what_a_state_leaves_out_is_found_and_skipped_to_or_told(name, tmp_path,
 
         iterable = make()
         vars(iterable).update(attributes)
-        source = hetjax.stream(iterable, examples_per_epoch=LENGTH)
         fields = {"quota": "equal", "checkpoint": {"every_rounds": 1}, "callbacks": [end]}
-        return fit(source, workdir=tmp_path / directory, **fields)
+        return fit(stream(iterable), workdir=tmp_path / directory, **fields)
 
     plain = run("plain")
     with pytest.raises(KeyboardInterrupt):
@@ -303,24 +277,23 @@ REFUSED = {
 def test_what_needs_examples_that_come_again_is_refused(name):
     fields, message = REFUSED[name]
     with pytest.raises(ValueError, match=message):
-        fit(hetjax.stream(given.generator(), examples_per_epoch=LENGTH), **fields)
+        fit(stream(), **fields)
 
 
 def test_what_is_given_in_place_of_a_stream_is_told_of_it():
-    stream = hetjax.stream(given.generator(), examples_per_epoch=LENGTH)
-    with pytest.raises(ValueError, match=r"eval_source: got a hetjax\.stream"):
-        fit([given.example(at) for at in range(8)], eval_source=stream)
+    rows = [given.example(at) for at in range(8)]
+    refused = [
+        (lambda: fit(rows, eval_source=stream()), r"eval_source: got a hetjax\.stream"),
+        (lambda: hetjax.stream(3, examples_per_epoch=5), "got a int; give what `for example in …`"),
+        (lambda: stream(examples_per_epoch=0), "per_epoch: got 0, must be an integer of at least"),
+        (lambda: fit(stream(given.generator(0))), "the generator gave no example"),
+    ]
     for iterable in (given.generator(), given.Again(9), given.Loader(9, 3)):
-        with pytest.raises(ValueError, match=r"hetjax\.stream\(…, examples_per_epoch=N\)"):
-            fit(iterable)
-    with pytest.raises(ValueError, match="got a int; give what `for example in …`"):
-        hetjax.stream(3, examples_per_epoch=5)
-    with pytest.raises(
-        ValueError, match="examples_per_epoch: got 0, must be an integer of at least 1"
-    ):
-        hetjax.stream(given.generator(), examples_per_epoch=0)
-    with pytest.raises(ValueError, match="the generator gave no example"):
-        fit(hetjax.stream(given.generator(0), examples_per_epoch=5))
+        said = r"hetjax\.stream\(…, examples_per_epoch=N\)"
+        refused.append((lambda iterable=iterable: fit(iterable), said))
+    for call, message in refused:
+        with pytest.raises(ValueError, match=message):
+            call()
 
 
 def test_states_come_back_as_they_were():
@@ -343,8 +316,7 @@ def test_loaders_of_pytorch():
     torch = pytest.importorskip("torch", reason="torch is not installed")
     rows = [given.example(at) for at in range(LENGTH)]
     loader = torch.utils.data.DataLoader(rows, batch_size=8)
-    result = fit(hetjax.stream(loader, examples_per_epoch=LENGTH), epochs=1)
-    whole(result, LENGTH)
+    whole(fit(stream(loader), epochs=1), LENGTH)
     state = torch.arange(5, dtype=torch.uint8)
     assert torch.equal(iterable_states.decode(iterable_states.encode(state)), state)
 
@@ -369,7 +341,7 @@ def test_loaders_of_other_libraries_go_on_by_their_own_state(make, tmp_path, cap
     rows = [given.example(at) for at in range(3 * LENGTH)]
 
     def run(**fields):
-        source = hetjax.stream(make(rows), examples_per_epoch=LENGTH, buffer_size=8)
+        source = stream(make(rows), buffer_size=8)
         return fit(source, workdir=tmp_path, checkpoint={"every_rounds": 1}, **fields)
 
     def end(line):

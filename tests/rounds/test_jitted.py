@@ -6,10 +6,8 @@ import sys
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
-import hetjax
 from hetjax.local import jitted
 from tests.rounds import problems
 
@@ -107,13 +105,8 @@ hetjax.fit(loss, params, optax.adam(1e-3), data, epochs=1, budget=4, **fields)
 
 @pytest.mark.slow
 def test_a_run_that_fails_while_a_program_compiles_ends_as_python_does():
-    ran = subprocess.run(
-        [sys.executable, "-c", _FAILS_WHILE_IT_COMPILES],
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
+    command = [sys.executable, "-c", _FAILS_WHILE_IT_COMPILES]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert ran.returncode == 1, ran.stderr[-2000:]
     assert "RuntimeError: of mine" in ran.stderr
 
@@ -122,18 +115,6 @@ def test_a_run_that_fails_while_a_program_compiles_ends_as_python_does():
 @pytest.mark.parametrize("reducer", ["all_reduce", "d_psgd"])
 def test_a_run_compiles_its_synchronisation_once(compiled, local, reducer):
     compiled.names.clear()
-    result = hetjax.fit(
-        problems.softmax_loss,
-        problems.initial_weights(np.float32),
-        optax.sgd(0.1),
-        problems.classification(64, np.float32),
-        epochs=1,
-        microbatch_size=4,
-        budget=8,
-        local=local,
-        reducer=reducer,
-        workers=4,
-        progress=False,
-    )
+    result = problems.train(epochs=1, local=local, reducer=reducer)
     assert result.summary["rounds"] == 2
     assert compiled.names.count("jit(synchronise)") == 1

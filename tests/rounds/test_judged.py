@@ -91,13 +91,9 @@ def test_the_point_to_judge_is_found_in_what_wraps_it(name, local, float64, tmp_
     average = given.PARAMS
     for each in points[1:]:
         average = jax.tree.map(lambda a, b: a + 0.25 * (b - a), average, each)
-    found = hetjax.fit(
-        *(given.loss_fn, given.PARAMS, maker(), given.DATA),
-        **{**given.FIELDS, "local": local, "ema": 0.75},
-        callbacks=[lambda report: seen.append(report.params())],
-        eval_source=given.DATA,
-        workdir=tmp_path,
-    )
+    fields = {**given.FIELDS, "local": local, "ema": 0.75, "workdir": tmp_path}
+    fields |= {"callbacks": [lambda r: seen.append(r.params())], "eval_source": given.DATA}
+    found = hetjax.fit(given.loss_fn, given.PARAMS, maker(), given.DATA, **fields)
     losses = [float(jnp.mean(given.loss_fn(each, given.DATA, None))) for each in points[1:]]
     assert [line["eval"]["test_loss"] for line in found.history] == pytest.approx(losses, rel=1e-6)
     best = points[1 + int(np.argmin(losses))]
@@ -113,13 +109,9 @@ def test_the_point_to_judge_is_found_in_what_wraps_it(name, local, float64, tmp_
 
 @pytest.mark.parametrize("maker", [lambda: FREE(RATE), given.sam])
 def test_the_point_of_replicas_is_the_mean_of_theirs(maker, float64, tmp_path):
-    fields = {**given.FIELDS, "reducer": {"name": "matcha", "graph": "ring"}, "workdir": tmp_path}
-    found = hetjax.fit(
-        *(given.loss_fn, given.PARAMS, maker(), given.DATA),
-        **fields,
-        eval_source=given.DATA,
-        local="virtual",
-    )
+    fields = {**given.FIELDS, "reducer": {"name": "matcha", "graph": "ring"}, "local": "virtual"}
+    fields |= {"workdir": tmp_path, "eval_source": given.DATA}
+    found = hetjax.fit(given.loss_fn, given.PARAMS, maker(), given.DATA, **fields)
     rows = jax.tree.map(np.asarray, (found.state.opt_state, found.state.params))
     judge = given.JUDGED["sam" if maker is given.sam else "schedule_free"]
     each = [judge(*jax.tree.map(lambda x, w=w: x[w], rows)) for w in range(3)]
@@ -133,13 +125,7 @@ def test_the_point_of_replicas_is_the_mean_of_theirs(maker, float64, tmp_path):
 
 
 def test_a_point_that_is_not_found_is_told(capsys):
-    hetjax.fit(
-        given.loss_fn,
-        given.PARAMS,
-        optax.flatten(FREE(RATE)),
-        given.DATA,
-        local="virtual",
-        **given.FIELDS,
-    )
+    of_run = given.loss_fn, given.PARAMS, optax.flatten(FREE(RATE)), given.DATA
+    hetjax.fit(*of_run, local="virtual", **given.FIELDS)
     told = "schedule_free_eval_params of ScheduleFreeState is not found in such a state"
     assert told in capsys.readouterr().err

@@ -9,7 +9,6 @@ import textwrap
 
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 import hetjax
@@ -93,7 +92,7 @@ def test_examples_that_do_not_fit_are_streamed_and_a_line_says_so(of_arrays, mon
 
 
 def test_an_evaluation_reads_what_does_not_fit_anew(monkeypatch, capsys):
-    data, weights = problems.classification(600, np.float32), problems.initial_weights(np.float32)
+    data, weights = problems.given(600)
 
     def metrics(params, batch):
         return {"loss": problems.softmax_loss(params, batch, None)}
@@ -183,17 +182,7 @@ def test_whole_numbers_beyond_32_bits_are_told_before_the_first_round(feed_name,
     ids = np.arange(40) + np.where(np.arange(40) == 3, BIG, 0)
     data = [{"id": value} for value in ids] if as_rows else {"id": ids}
     with pytest.raises(ValueError, match=r"example 3: leaf \['id'\] holds 5000000003"):
-        hetjax.fit(
-            looked_up,
-            jnp.zeros(7),
-            optax.sgd(0.1),
-            data,
-            workers=1,
-            microbatch_size=4,
-            budget=2,
-            data={"feed": feed_name},
-            progress=False,
-        )
+        problems.fit(data, jnp.zeros(7), loss_fn=looked_up, data={"feed": feed_name})
 
 
 def test_of_wide_types_the_values_count(float64):

@@ -16,16 +16,14 @@ IN_PAIRS = ("d_grab", "d_grab_exact", "frozen", "pair_balance", "pair_balance_ex
 
 @pytest.mark.parametrize(("form", "size"), [("stepped", 1), ("fused", 3), ("virtual", 1)])
 def test_each_round_is_the_step_of_its_examples(form, size, float64):
-    data, weights = problems.classification(50), problems.initial_weights()
+    data, weights = problems.given(50)
 
     def mean(weights, batch):
         return problems.softmax_loss(weights, batch, None).mean()
 
     fields = {"local": form, "cluster": VIRTUAL, "microbatch_size": size, "budget": 12}
     grad = jax.grad(mean)
-    with hetjax.Run(
-        problems.softmax_loss, weights, optax.sgd(RATE), data, epochs=2, **fields
-    ) as run:
+    with problems.run(50, optimizer=optax.sgd(RATE), epochs=2, **fields) as run:
         state, seen = run.init(), []
         while not run.done(state):
             state, report = run.round(state)
@@ -44,22 +42,14 @@ def test_an_order_of_single_examples_is_that_of_any_size(name, size, float64):
 
     def orders(size):
         calls = []
-        problems.fit(
-            problems.classification(48),
-            problems.initial_weights(),
-            optimizer=optax.sgd(0.0),
-            ordering=recorded(made(name, random_scale=1e-3), calls),
-            cluster={"num_workers": 1},
-            microbatch_size=size,
-            budget=48 // size,
-            epochs=3,
-        )
+        fields = {"cluster": {"num_workers": 1}, "microbatch_size": size, "budget": 48 // size}
+        fields["ordering"] = recorded(made(name, random_scale=1e-3), calls)
+        problems.train(48, optimizer=optax.sgd(0.0), epochs=3, **fields)
         return np.concatenate([examples for examples, _ in calls])
 
     np.testing.assert_array_equal(orders(size), orders(4))
 
 
 def test_an_order_of_pairs_says_that_it_needs_even_ones():
-    data, weights = problems.classification(48), problems.initial_weights()
     with pytest.raises(ValueError, match="microbatch_size: got 3, must be even"):
-        problems.fit(data, weights, ordering="d_grab", microbatch_size=3)
+        problems.train(48, ordering="d_grab", microbatch_size=3)

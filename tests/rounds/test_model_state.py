@@ -12,7 +12,6 @@ import hetjax
 from tests.rounds.stateful_problem import (
     FIELDS,
     SIZE,
-    VIRTUAL,
     begun,
     by_hand,
     distance,
@@ -20,7 +19,8 @@ from tests.rounds.stateful_problem import (
     fit,
     loss_with_mask,
     of_means,
-    weights,
+    of_round,
+    run,
 )
 
 
@@ -88,32 +88,19 @@ def test_each_of_fifty_rounds_is_that_of_one_device(adapter, parts, float64):
     data, optimizer = examples(), optax.sgd(0.1)
     reference = by_hand(loss_fn, optimizer)
     quota = {"policy": policy, **({"proportions": [4, 2, 1, 1]} if policy == "static" else {})}
+    gate = {"trigger": gate, "quorum": 5} if gate == "quorum" else gate
+    fields = {"epochs": 50, "local": form, "gate": gate, "reducer": reducer, "quota": quota}
     quotas, sizes = set(), set()
-    with hetjax.Run(
-        loss_fn,
-        params,
-        optimizer,
-        data,
-        microbatch_size=SIZE,
-        budget=8,
-        epochs=50,
-        local=form,
-        gate={"trigger": gate, "quorum": 5} if gate == "quorum" else gate,
-        reducer=reducer,
-        quota=quota,
-        cluster=VIRTUAL,
-    ) as run:
-        state = run.init()
+    with hetjax.Run(loss_fn, params, optimizer, data, **{**FIELDS, **fields}) as made:
+        state = made.init()
         for _ in range(50):
-            before = jax.device_get((run.params(state)[0], run.model_state(state)))
-            state, report = run.round(state)
-            ids = [row[row >= 0] for row in report.done.example_ids]
-            found = jax.device_get((run.params(state)[0], run.model_state(state)))
+            state, before, found, done = of_round(made, state)
+            ids = [row[row >= 0] for row in done.example_ids]
             microbatches = [jax.tree.map(lambda leaf, row=row: leaf[row], data) for row in ids]
             expected = reference(*before, optimizer.init(params), microbatches)[:2]
             assert distance(expected, found) < 1e-12
             assert distance(before[1], found[1]) > 1e-6
-            quotas.add(tuple(report.done.quotas))
+            quotas.add(tuple(done.quotas))
             sizes.update(map(len, ids))
     assert sizes == {SIZE, 100 % SIZE}
     assert len(quotas) > 1
@@ -128,22 +115,13 @@ def test_gossip_mixes_the_state_with_the_parameters(name, float64):
     names, optimizer = ("mean", "var"), optax.sgd(0.01)
     loss_fn = of_means(loss_with_mask)
     reference = by_hand(hetjax.StatefulLoss(loss_fn, begun(*names)), optimizer)
-    data = examples()
-    with hetjax.Run(
-        loss_fn,
-        weights(),
-        optimizer,
-        data,
-        model_state=begun(*names),
-        reducer={"name": name, "graph": "ring"},
-        epochs=2,
-        **FIELDS,
-    ) as run:
-        state = run.init()
-        mixing = run.setup.methods.reducer.mixing
-        while not run.done(state):
+    data, how = examples(), {"reducer": {"name": name, "graph": "ring"}, "epochs": 2}
+    with run(loss_fn, optimizer, model_state=begun(*names), **how) as made:
+        state = made.init()
+        mixing = made.setup.methods.reducer.mixing
+        while not made.done(state):
             before = jax.device_get((state.train.params, state.train.model_state))
-            state, report = run.round(state)
+            state, report = made.round(state)
             after = jax.device_get((state.train.params, state.train.model_state))
             matrix = mixing.gossip.matrix(mixing.gossip.active(state.rounds_done - 1))
             own = []
@@ -163,7 +141,7 @@ def test_gossip_mixes_the_state_with_the_parameters(name, float64):
             assert distance(expected, after) < 1e-12
         assert distance(after[1]["mean"][0], after[1]["mean"][2]) > 1e-6
         mean = jax.tree.map(lambda rows: rows.mean(0), after[1])
-        assert distance(mean, run.model_state(state)) < 1e-12
+        assert distance(mean, made.model_state(state)) < 1e-12
 
 
 FACTOR, TERM = np.uint32(1664525), np.uint32(1013904223)
@@ -241,19 +219,6 @@ def test_weights_of_a_loss_do_not_weigh_the_state(float64):
     assert distance(first[0].model_state, first[1].model_state) == 0
 
 
-def test_a_run_that_was_cut_goes_on_bit_by_bit(tmp_path, float64):
-    fields = {"data": {"sharing": "private"}, "checkpoint": {"every_rounds": 2}}
-    whole = fit(**fields)
-    cut = fit(workdir=tmp_path, max_rounds=4, **fields)
-    assert cut.summary["rounds"] == 4
-    gone_on = fit(workdir=tmp_path, **fields)
-    assert len(gone_on.summary["resumed"]) == 1
-    for name in ("params", "model_state"):
-        jax.tree.map(np.testing.assert_array_equal, getattr(whole, name), getattr(gone_on, name))
-    loaded = hetjax.load(tmp_path)
-    jax.tree.map(np.testing.assert_array_equal, loaded.model_state, whole.model_state)
-
-
 def test_the_best_state_is_that_of_the_best_parameters(float64, tmp_path):
     seen = []
 
@@ -269,11 +234,3 @@ def test_the_best_state_is_that_of_the_best_parameters(float64, tmp_path):
     assert int(hetjax.load(tmp_path).best_model_state["calls"]) == 17
     mean = hetjax.evaluate(result.params, examples(), metrics_fn, model_state=result.model_state)
     assert mean == {"loss": 51.0}
-
-
-def test_a_callback_is_shown_the_state_and_init_state_goes_on_from_it(float64):
-    shown = []
-    first = fit(callbacks=[lambda line: shown.append(line.state.model_state())])
-    jax.tree.map(np.testing.assert_array_equal, shown[-1], first.model_state)
-    second = fit(init_state=first.state, epochs=1)
-    assert int(second.model_state["calls"]) == 4 * 17

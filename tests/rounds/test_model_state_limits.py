@@ -15,6 +15,8 @@ from tests.rounds.stateful_problem import (
     examples,
     fit,
     loss_without_mask,
+    of_round,
+    run,
     weights,
 )
 
@@ -23,30 +25,18 @@ from tests.rounds.stateful_problem import (
 
 @pytest.mark.parametrize(("form", "feed"), [("stepped", "resident"), ("virtual", "streamed")])
 def test_a_microbatch_that_is_filled_up_has_the_statistics_of_all_in_it(form, feed, float64):
-    data, optimizer, last = examples(), optax.sgd(0.01), None
-    with hetjax.Run(
-        loss_without_mask,
-        weights(),
-        optimizer,
-        data,
-        model_state=begun(),
-        local=form,
-        data={"feed": feed},
-        epochs=1,
-        **SUM,
-        **FIELDS,
-    ) as run:
-        state = run.init()
-        while not run.done(state):
-            before = jax.device_get((run.params(state)[0], run.model_state(state)))
-            state, last = run.round(state)
-        (row,) = [row for row in last.done.example_ids if (row < 0).any()]
+    data = examples()
+    fields = {"model_state": begun(), "local": form, "data": {"feed": feed}, "epochs": 1}
+    with run(loss_without_mask, **fields, **SUM) as made:
+        state = made.init()
+        while not made.done(state):
+            state, (params, model_state), found, done = of_round(made, state)
+        (row,) = [row for row in done.example_ids if (row < 0).any()]
         others = -2 - row[row < -1]
         assert len(row[row >= 0]) == 4
         assert len(set(others.tolist()) | set(row[row >= 0].tolist())) == SIZE
-        params, model_state = before
         changes, counts, grads = [], [], []
-        for ids in last.done.example_ids:
+        for ids in done.example_ids:
             rows = np.where(ids < 0, -2 - ids, ids)
             batch = jax.tree.map(lambda leaf, rows=rows: leaf[rows], data)
             counted = ids >= 0
@@ -60,9 +50,8 @@ def test_a_microbatch_that_is_filled_up_has_the_statistics_of_all_in_it(form, fe
             counts.append(counted.sum())
             changes.append(after["mean"] - model_state["mean"])
         mean = model_state["mean"] + np.average(changes, axis=0, weights=counts)
-        assert distance(mean, run.model_state(state)["mean"]) < 1e-12
-        expected = params - 0.01 * sum(grads) / sum(counts)
-        assert distance(expected, run.params(state)[0]) < 1e-12
+        assert distance(mean, found[1]["mean"]) < 1e-12
+        assert distance(params - 0.01 * sum(grads) / sum(counts), found[0]) < 1e-12
 
 
 def test_the_ledger_tells_what_was_dropped_from_what_is_missing(float64):
@@ -119,13 +108,12 @@ def test_a_loss_with_a_state_and_none_given_is_refused():
         ({**SUM, "reducer": "d_psgd"}, r"state_reduce: got 'sum'"),
         ({**SUM, "data": {"last": "pad"}}, r"data.last: got 'pad'"),
         ({**SUM, "ordering": "d_grab"}, r"'d_grab' needs each example's gradient"),
+        (
+            {**SUM, "eval_source": examples(), "metrics_fn": lambda params, batch: {}},
+            r"metrics_fn is .*\(params, state, examples\)",
+        ),
     ],
 )
 def test_what_cannot_be_done_with_a_state_is_refused(given, message, float64):
     with pytest.raises(ValueError, match=message):
         fit(loss_without_mask, **{"state_reduce": None, **given})
-
-
-def test_metrics_of_a_model_with_state_take_it():
-    with pytest.raises(ValueError, match=r"metrics_fn is .*\(params, state, examples\)"):
-        fit(eval_source=examples(), metrics_fn=lambda params, batch: {})

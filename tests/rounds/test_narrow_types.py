@@ -8,6 +8,7 @@ import pytest
 
 import hetjax
 from hetjax.losses import loss as losses_lib
+from tests.rounds import problems
 
 SIZE = 256
 RATE = 4e-3
@@ -32,28 +33,20 @@ def varying(params, batch, rng):
     return hetjax.Losses(found, weights=weights)
 
 
-def fit(dtype, loss_fn=squares, **fields):
-    fields = {"ordering": "random_reshuffling", "budget": 2, "epochs": 20, **fields}
-    return hetjax.fit(
-        loss_fn,
-        np.zeros(4, dtype),
-        optax.sgd(RATE),
-        examples(),
-        microbatch_size=SIZE,
-        cluster={"num_workers": 2},
-        progress=False,
-        **fields,
-    )
+def fit(dtype, loss_fn, order):
+    fields = {"cluster": {"num_workers": 2}, "microbatch_size": SIZE, "budget": 2, "epochs": 20}
+    fields |= {"loss_fn": loss_fn, "optimizer": optax.sgd(RATE), "ordering": order}
+    return problems.fit(examples(), np.zeros(4, dtype), **fields)
 
 
 def plain(dtype):
     """Of the mean loss over all examples, in one call of JAX."""
 
+    def mean(params):
+        return squares(params, examples(), None).astype(jnp.float32).mean()
+
     @jax.jit
     def step(params):
-        def mean(params):
-            return squares(params, examples(), None).astype(jnp.float32).mean()
-
         value, grad = jax.value_and_grad(mean)(params)
         return params - jnp.asarray(RATE, params.dtype) * grad, value
 
@@ -68,20 +61,22 @@ def plain(dtype):
 @pytest.mark.parametrize(
     ("order", "loss_fn"),
     [
-        ("random_reshuffling", squares),
-        ("random_reshuffling", varying),
-        ("d_grab", squares),
-        ("d_grab_exact", squares),
+        *[("random_reshuffling", squares), ("random_reshuffling", varying)],
+        *[("d_grab", squares), ("d_grab_exact", squares)],
     ],
-    ids=["plain", "varying", "in_blocks", "per_example"],
 )
 def test_a_gradient_of_a_mean_that_is_finite_is_finite_here(dtype, order, loss_fn):
     expected, values = plain(dtype)
-    result = fit(dtype, loss_fn, ordering=order)
+    result = fit(dtype, loss_fn, order)
     assert values[-1] < values[0] / 10
     found = [line["loss"] for line in result.history]
     np.testing.assert_allclose(found, values, rtol=0.02)
     np.testing.assert_allclose(result.params, expected, rtol=0.02)
+
+
+def linear(params, batch, rng):
+    """In float32, of parameters of any kind."""
+    return batch["y"] * params.sum().astype(jnp.float32)
 
 
 def scanned(params, batch, rng):
@@ -97,13 +92,9 @@ def scanned(params, batch, rng):
 @pytest.mark.parametrize(
     ("dtype", "loss_fn", "divisor"),
     [
-        (np.float16, lambda p, batch, rng: batch["y"] * p.sum().astype(jnp.float32), 8),
-        (np.float32, squares, 8),
-        (np.float32, scanned, 8),
-        (np.float32, lambda p, batch, rng: (batch["x"] @ p - batch["y"]) ** 2, 1),
-        (jnp.bfloat16, lambda p, batch, rng: batch["y"] * p.sum().astype(jnp.float32), 1),
+        *[(np.float16, linear, 8), (jnp.bfloat16, linear, 1), (np.float32, linear, 1)],
+        *[(np.float32, squares, 8), (np.float32, scanned, 8)],
     ],
-    ids=["parameters", "computed", "in_a_scan", "float32", "bfloat16"],
 )
 def test_losses_are_divided_where_there_is_float16_alone(dtype, loss_fn, divisor):
     first = jax.tree.map(lambda leaf: leaf[:8], examples())

@@ -60,9 +60,9 @@ def _third(num):
 
 
 def message_of(loss_fn, data=None, **fields):
-    data, weights = examples() if data is None else data, problems.initial_weights(np.float32)
+    fields, data = {**FEW, "loss_fn": loss_fn, **fields}, examples() if data is None else data
     with pytest.raises(hetjax.NonFiniteError) as raised:
-        problems.fit(data, weights, loss_fn=loss_fn, **{**FEW, **fields})
+        problems.fit(data, problems.initial_weights(np.float32), **fields)
     assert raised.value.result.summary["interrupted"]
     return str(raised.value)
 

@@ -34,15 +34,11 @@ def test_each_combination_minimises_what_the_table_says(line):
     assert objectives.reached(line) == pytest.approx(expected, abs=1e-12)
 
 
-def test_the_closed_forms_tell_the_weightings_apart():
+@pytest.mark.parametrize("sharing", ["shared", "private"])
+def test_the_closed_forms_tell_the_weightings_apart(sharing):
     """As many different numbers as there are objectives, each apart from the others by 0.05."""
-    for sharing in ("shared", "private"):
-        lines = [
-            objectives.Line(sharing, weighting, "d_psgd", "first")
-            for weighting in ("shard", "example", "shard_mean")
-        ]
-        values = sorted(map(objectives.closed_form, lines))
-        assert np.diff(values).min() > 0.05
+    lines = [objectives.Line(sharing, each, "d_psgd", "first") for each in objectives.WEIGHTINGS]
+    assert np.diff(sorted(map(objectives.closed_form, lines))).min() > 0.05
 
 
 def random_sums(rng):
@@ -140,19 +136,11 @@ def test_a_microbatch_that_is_left_out_leaves_the_objective(name, float64):
         c[shard], w[shard] = centre, weight
     minimum = w @ c / w.sum()
     c[shuffled[0, :3]] = np.nan  # of the shard with the most weight
-    result = problems.fit(
-        {"c": c, "w": w},
-        np.zeros(1),
-        loss_fn=lambda params, batch, rng: (-batch["c"] * params[0], batch["w"]),
-        optimizer=optax.chain(optax.add_decayed_weights(1.0), optax.sgd(0.5)),
-        epochs=48,
-        budget=16,
-        local="virtual",
-        quota={"policy": "equal"},
-        reducer={"name": name},
-        data={"sharing": "private"},
-        nonfinite="skip",
-    )
+    fields = {"data": {"sharing": "private"}, "reducer": name, "nonfinite": "skip", "epochs": 48}
+    fields["loss_fn"] = lambda params, batch, rng: (-batch["c"] * params[0], batch["w"])
+    fields["optimizer"] = optax.chain(optax.add_decayed_weights(1.0), optax.sgd(0.5))
+    fields |= {"quota": "equal", "budget": 16, "local": "virtual"}
+    result = problems.fit({"c": c, "w": w}, np.zeros(1), **fields)
     assert result.summary["examples_skipped"] > 48
     np.testing.assert_allclose(result.params, minimum, rtol=0, atol=1e-12)
 
@@ -160,31 +148,18 @@ def test_a_microbatch_that_is_left_out_leaves_the_objective(name, float64):
 def test_shares_are_as_exact_as_the_run(float64):
     """Five shards of 203 examples, one whole pass a round: the mean of all in float64."""
     data = {"c": 1 + np.random.default_rng(0).normal(size=203)}
-    result = problems.fit(
-        data,
-        np.zeros(1),
-        loss_fn=lambda params, batch, rng: 0.5 * (params[0] - batch["c"]) ** 2,
-        optimizer=optax.sgd(1.0),
-        epochs=3,
-        microbatch_size=2,
-        budget=105,
-        local="virtual",
-        quota={"policy": "equal"},
-        reducer={"name": "matcha", "graph": "complete", "budget": 1.0},
-        data={"sharing": "private"},
-        cluster={"num_workers": 5},
-    )
+    fields = {"reducer": {"name": "matcha", "graph": "complete", "budget": 1.0}, "quota": "equal"}
+    fields |= {"microbatch_size": 2, "budget": 105, "epochs": 3, "optimizer": optax.sgd(1.0)}
+    fields |= {"cluster": {"num_workers": 5}, "data": {"sharing": "private"}, "local": "virtual"}
+    fields["loss_fn"] = lambda params, batch, rng: 0.5 * (params[0] - batch["c"]) ** 2
+    result = problems.fit(data, np.zeros(1), **fields)
     assert [line["examples"] for line in result.history] == [203] * 3
     np.testing.assert_allclose(result.state.params, data["c"].mean(), rtol=0, atol=1e-13)
 
 
 def test_a_weighting_that_there_is_not_is_refused():
-    mesh, optimizer = hetjax.make_worker_mesh(2), optax.sgd(0.1)
+    given = np.arange(8).reshape(2, 1, 4), *problems.given(8), optax.sgd(0.1)
     with pytest.raises(ValueError, match=r"weighting: got 'shards', must be one of shard, example"):
-        hetjax.make_train_step(
-            problems.softmax_loss, optimizer, mesh, nominal_examples=8, weighting="shards"
-        )
+        problems.own_step(*given, weighting="shards")
     with pytest.raises(ValueError, match=r"data\.weighting: got 'shard_mean'"):
-        problems.fit(
-            problems.classification(), problems.initial_weights(), data={"weighting": "shard_mean"}
-        )
+        problems.train(data={"weighting": "shard_mean"})

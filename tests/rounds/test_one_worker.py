@@ -4,19 +4,14 @@ import threading
 
 import jax
 import numpy as np
-import optax
 import pytest
 
-import hetjax
 from hetjax import quota
 from tests.rounds import problems
 
 
 def a_run(**fields):
-    fields = {"microbatch_size": 4, "budget": 4, "workers": 1, **fields}
-    data = problems.classification(48, np.float32)
-    weights = problems.initial_weights(np.float32)
-    return hetjax.Run(problems.softmax_loss, weights, optax.sgd(0.1), data, **fields)
+    return problems.run(48, **{"budget": 4, "cluster": {"num_workers": 1}, **fields})
 
 
 def test_a_policy_of_ones_own_is_asked_and_none_of_hetjax():

@@ -6,7 +6,6 @@ import numpy as np
 import optax
 import pytest
 
-import hetjax
 from experiments.orders import herding
 from hetjax import ordering
 from tests.own_parts import gate
@@ -43,25 +42,13 @@ def orders_of(calls, num_examples):
 
 def test_gates_absence_and_skipped_microbatches_leave_permutations():
     """Every order is a permutation at every epoch's end, and the sums stay finite."""
-    calls = []
-    order = recorded(ordering.d_grab(block_pairs=1), calls)
-    data = problems.classification(61, np.float32)
+    (data, weights), calls = problems.given(61), []
     data["x"][17] = np.nan
-    result = problems.fit(
-        data,
-        problems.initial_weights(np.float32),
-        epochs=4,
-        nonfinite="skip",
-        gate=gate.after(3),
-        ordering={"method": order},
-        cluster={
-            "num_workers": 4,
-            "changes": [
-                {"round": 2, "worker": 1, "present": False},
-                {"round": 9, "worker": 1, "present": True},
-            ],
-        },
-    )
+    changes = [{"round": r, "worker": 1, "present": r == 9} for r in (2, 9)]
+    fields = {"nonfinite": "skip", "gate": gate.after(3), "epochs": 4}
+    fields["ordering"] = recorded(ordering.d_grab(block_pairs=1), calls)
+    fields["cluster"] = {"num_workers": 4, "changes": changes}
+    result = problems.fit(data, weights, **fields)
     orders = orders_of(calls, 61)
     assert len(orders) == 4
     for order in orders:
@@ -74,13 +61,8 @@ def test_gates_absence_and_skipped_microbatches_leave_permutations():
 
 def bounds(num_examples, **fields):
     """Of the order that a run at a learning rate of 0 leaves."""
-    with hetjax.Run(
-        problems.softmax_loss,
-        problems.initial_weights(),
-        optax.sgd(0.0),
-        problems.classification(num_examples),
-        **{"workers": WORKERS, "microbatch_size": 4, "budget": 8, "local": "virtual", **fields},
-    ) as run:
+    fields = {"optimizer": optax.sgd(0.0), "local": "virtual", **fields}
+    with problems.run(num_examples, **fields) as run:
         state = run.init()
         while not run.done(state):
             state, report = run.round(state)
@@ -126,36 +108,20 @@ def test_the_herding_bound_equals_the_reference(sharing, float64):
     assert found["random_inf_norm"] > 0
 
 
-# A feed knows nothing of orders.
-
-
 @pytest.mark.parametrize("local", ["stepped", "virtual"])
 def test_a_round_in_which_nobody_finishes(local, tmp_path):
-    quotas = [[1, 1, 1, 1]] * 4
-    done = [[0, 0, 0, 0], *quotas[1:]]
-    lines = [
-        json.dumps({"quotas": q, "microbatches_done": d}) for q, d in zip(quotas, done, strict=True)
-    ]
-    (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + "\n")
-    result = problems.fit(
-        problems.classification(64, np.float32),
-        problems.initial_weights(np.float32),
-        local=local,
-        epochs=1,
-        budget=4,
-        replay=str(tmp_path / "metrics.jsonl"),
-        ordering={"method": "d_grab"},
-    )
+    lines = [{"quotas": [1] * 4, "microbatches_done": [int(r > 0)] * 4} for r in range(4)]
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    fields = {"replay": str(path), "ordering": "d_grab", "budget": 4, "epochs": 1}
+    result = problems.train(local=local, **fields)
     assert result.summary["examples_processed"] == 48
 
 
 def test_on_one_device_the_running_sum_of_all_workers_is_kept_once():
-    fields = {"cluster": {"num_workers": 4}, "microbatch_size": 4, "budget": 8, "quota": "equal"}
-    given = problems.softmax_loss, problems.initial_weights(np.float32), optax.sgd(0.1)
     rows = {}
     for local in ("virtual", "stepped"):
-        data = problems.classification(96, np.float32)
-        with hetjax.Run(*given, data, local=local, ordering="d_grab", **fields) as run:
+        with problems.run(96, local=local, ordering="d_grab", quota="equal") as run:
             state = run.init()
             for _ in range(4):
                 state, _ = run.round(state)

@@ -6,9 +6,9 @@ import numpy as np
 import optax
 import pytest
 
-import hetjax
 from hetjax import topology
 from hetjax.topology import reducers
+from tests.rounds import problems
 
 DATA = {"a": np.array([3.0, 3.0, 3.0, 3.0, 3.0, 3.0], np.float32)}
 
@@ -28,17 +28,9 @@ def one_round(reduce, local="virtual", **claims):
 
 
 def displacement(reducer, local="virtual"):
-    fields = {"workers": 3, "epochs": 1, "microbatch_size": 2, "budget": 3}
-    result = hetjax.fit(
-        loss_fn,
-        {"w": np.float32(0)},
-        optax.sgd(1.0),
-        DATA,
-        reducer=reducer,
-        local=local,
-        progress=False,
-        **fields,
-    )
+    fields = {"cluster": {"num_workers": 3}, "epochs": 1, "microbatch_size": 2, "budget": 3}
+    fields |= {"loss_fn": loss_fn, "optimizer": optax.sgd(1.0), "reducer": reducer}
+    result = problems.fit(DATA, {"w": np.float32(0)}, local=local, **fields)
     return float(result.params["w"])
 
 

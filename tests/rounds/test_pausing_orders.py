@@ -1,12 +1,11 @@
 """Orders that are made anew of some passes alone: the others find no signs and keep the order."""
 
 import dataclasses
+import functools
 
 import numpy as np
-import optax
 import pytest
 
-import hetjax
 from hetjax.rounds import setup
 from tests.rounds import problems
 from tests.rounds.order_comparison import compare_with_reference
@@ -53,17 +52,7 @@ class Counting:
     ],
 )
 def test_passes_that_keep_their_order_find_no_signs(options, signed):
-    data = problems.classification(64, np.float32)
-    config = {"cluster": {"num_workers": 4}, "microbatch_size": 4, "budget": 8, "local": "virtual"}
-    with hetjax.Run(
-        problems.softmax_loss,
-        problems.initial_weights(np.float32),
-        optax.sgd(0.1),
-        data,
-        epochs=4,
-        ordering={**options},
-        **config,
-    ) as run:
+    with problems.run(epochs=4, ordering={**options}, local="virtual") as run:
         state = run.init()
         both = run.setup.programs.main, run.setup.programs.unsigned
         main, unsigned = (each._replace(local=Counting(each.local)) for each in both)
@@ -85,18 +74,8 @@ def test_passes_that_keep_their_order_find_no_signs(options, signed):
 def test_a_run_cut_in_any_pass_goes_on_to_the_same_parameters(local, last_round, tmp_path):
     """Two rounds a pass; the second and the fourth pass find no signs."""
 
-    def train(**fields):
-        return problems.fit(
-            problems.classification(61, np.float32),
-            problems.initial_weights(np.float32),
-            optimizer=optax.sgd(0.1, momentum=0.9),
-            local=local,
-            epochs=4,
-            quota={"policy": "equal"},
-            ordering={"method": "d_grab", "balance_every": 2},
-            **fields,
-        )
-
+    fields = {"ordering": {"method": "d_grab", "balance_every": 2}, "local": local, "epochs": 4}
+    train = functools.partial(problems.train, 61, quota="equal", **fields)
     stop = problems.press_ctrl_c(lambda line: line.round == last_round)
     begun = train(workdir=tmp_path, callbacks=[stop])
     assert begun.summary["interrupted"]

@@ -36,14 +36,7 @@ def wide_loss(weights, batch, rng):
 
 
 def fit(loss_fn, **fields):
-    return problems.fit(
-        problems.classification(64),
-        problems.initial_weights(),
-        loss_fn=loss_fn,
-        epochs=2,
-        local="virtual",
-        **fields,
-    )
+    return problems.train(loss_fn=loss_fn, epochs=2, local="virtual", **fields)
 
 
 @pytest.mark.parametrize(
@@ -84,15 +77,6 @@ def test_the_key_of_an_example_follows_its_id_or_its_place():
     np.testing.assert_array_equal(loss_fn(0.0, batch, jax.random.key(3)), drawn(keys))
     raw = jax.random.key_data(jax.random.key(3))
     np.testing.assert_array_equal(loss_fn(0.0, batch, raw), drawn(keys))
-
-
-def test_drawn_numbers_do_not_depend_on_quotas_with_a_key_for_each_example():
-    loss_fn = hetjax.per_example(one_with_dropout)
-    runs = [
-        fit(loss_fn, per_example_rng=True, quota={"policy": "static", "proportions": speeds})
-        for speeds in ((1.0, 1.0, 1.0, 1.0), (4.0, 2.0, 1.0, 1.0))
-    ]
-    np.testing.assert_allclose(*[run.params for run in runs], rtol=0, atol=1e-12)
 
 
 @pytest.mark.slow

@@ -19,8 +19,6 @@ DATA = problems.classification(203)
 FIELDS = {
     "cluster": {"num_workers": 4, "secs_per_microbatch": (1.0,) * 4, "clock": "virtual"},
     "quota": {"policy": "static", "proportions": (4, 3, 1, 0)},
-    "microbatch_size": 4,
-    "budget": 8,
     "epochs": 2,
 }
 NORM = 0.7  # clips most of them
@@ -45,7 +43,8 @@ def of_tokens(params, batch, rng):
 def rounds_of(loss_fn, optimizer, *, start=START, rule=None, **fields):
     """Of a run: the ids of each worker, the parameters and the report after each round."""
     rule = rule or hetjax.per_example_clip(NORM)
-    with hetjax.Run(loss_fn, start, optimizer, DATA, rule=rule, **FIELDS | fields) as run:
+    fields |= {"loss_fn": loss_fn, "optimizer": optimizer, "rule": rule}
+    with problems.run(DATA, start, **FIELDS | fields) as run:
         state = run.init()
         while not run.done(state):
             state, report = run.round(state)
@@ -129,13 +128,9 @@ def test_it_is_one_rule_by_name_by_hand_and_as_a_step_of_ones_own():
     assert by_name[2].loss == pytest.approx(whole[2].loss, rel=1e-12)
     assert by_name[2].metrics == pytest.approx(whole[2].metrics, rel=1e-12)
 
-    mesh, rule = hetjax.make_worker_mesh(2), hetjax.per_example_clip(NORM)
-    step = hetjax.make_train_step(plain, optax.sgd(1.0), mesh, nominal_examples=8, rule=rule)
-    state = hetjax.make_train_state(START, optax.sgd(1.0), num_workers=2, mesh=mesh)
-    rows = {name: leaf[:8].reshape(2, 1, 4, *leaf.shape[1:]) for name, leaf in DATA.items()}
-    ids = np.arange(8, dtype=np.int32).reshape(2, 1, 4)
-    microbatches = hetjax.Microbatch(ids, np.ones(ids.shape, np.float32), rows)
-    state, *_ = jax.jit(step)(state, microbatches, np.ones(2, np.int32), jax.random.key(0))
+    ids, fields = np.arange(8).reshape(2, 1, 4), {"rule": hetjax.per_example_clip(NORM)}
+    step, *given = problems.own_step(ids, DATA, START, optax.sgd(1.0), loss_fn=plain, **fields)
+    state, *_ = jax.jit(step)(*given, np.ones(2, np.int32), jax.random.key(0))
     mean = clipped(plain, START, np.arange(8))[1]["w"].mean(0)
     np.testing.assert_allclose(START["w"] - np.asarray(state.params["w"])[0], mean, atol=1e-12)
 
@@ -152,7 +147,7 @@ APART = r"rule: it takes each example by itself: .* see each other"
     ("loss_fn", "fields", "message"),
     [
         (problems.contrastive_loss, {}, r"batch_loss: rule: .*Leave out rule="),
-        *((coupled, {"local": local}, APART) for local in ("stepped", "fused", "virtual")),
+        *((coupled, {"local": local}, APART) for local in ("stepped", "fused")),
         (coupled, {"loss_over": "microbatch"}, APART),
         (problems.varying_softmax_loss, {}, r"the weights of loss_fn depend on the parameters"),
         (problems.stateful_softmax_loss, {}, r"changes the model's state, .*state_change is None"),

@@ -13,25 +13,20 @@ from tests.rounds import gangs, problems, process_cases
 SPEEDS = [1.0, 1.5, 2.0, 4.0]
 VIRTUAL = {"num_workers": 4, "secs_per_microbatch": SPEEDS, "clock": "virtual"}
 EVAL = {"epochs": 3, "cluster": VIRTUAL, "quota": {"policy": "adaptive"}}
+RING, COMPLETE = ({"name": "d_psgd", "graph": graph} for graph in ("ring", "complete"))
 CASES = {
     "all_reduce": {},
-    "d_psgd": {"reducer": {"name": "d_psgd", "graph": "ring"}},
+    "d_psgd": {"reducer": RING},
     "matcha": {"reducer": {"name": "matcha", "graph": "ring"}},
     "d_grab": {"ordering": {"method": "d_grab"}},
     "d_grab_exact": {"ordering": {"method": "d_grab_exact"}},
-    "pair_balance": {
-        "ordering": {"method": "pair_balance"},
-        "reducer": {"name": "d_psgd", "graph": "complete"},
-    },
+    "pair_balance": {"ordering": "pair_balance", "reducer": COMPLETE},
     "private": {"data": {"sharing": "private"}},
     "streamed": {"data": {"feed": "streamed"}},
     "fused": {"local": "fused"},
     "first": {"gate": {"trigger": "first"}},
     "quorum": {"gate": {"trigger": "quorum", "quorum": 4}},
-    "weighted_gossip": {
-        "reducer": {"name": "d_psgd", "graph": "ring"},
-        "loss_fn": "weighted_softmax_loss",
-    },
+    "weighted_gossip": {"reducer": RING, "loss_fn": "weighted_softmax_loss"},
     "stateful": {"loss_fn": "stateful_softmax_loss", "ema": 0.9},
     "batch": {"loss_fn": "contrastive_loss"},
     "varying": {"loss_fn": "varying_softmax_loss"},
@@ -62,14 +57,8 @@ def run_gang(cases, directory, num_processes, **variables):
     directory.mkdir()
     path = directory / "cases.json"
     path.write_text(json.dumps(cases))
-    told = gangs.run(
-        "tests.rounds.process_cases",
-        num_processes,
-        directory,
-        str(path),
-        str(directory),
-        **variables,
-    )
+    given = num_processes, directory, str(path), str(directory)
+    told = gangs.run("tests.rounds.process_cases", *given, **variables)
     assert [code for code, _ in told] == [0] * num_processes, "\n".join(said for _, said in told)
     found = {}
     for name in cases:
@@ -90,17 +79,11 @@ def gang(tmp_path_factory):
 def train_gang(directory):
     named = {**CASES, **OWN, **PRODUCT}
     cases = {name: {**EVAL, **fields} for name, fields in named.items()}
-    live = {
-        name: {"epochs": 2, "cluster": WALL, "quota": {"policy": "equal"}, **fields}
-        for name, fields in LIVE.items()
-    }
-    cut = {}
+    of_live = {"epochs": 2, "cluster": WALL, "quota": "equal"}
+    live, cut = {name: {**of_live, **fields} for name, fields in LIVE.items()}, {}
     for name in CUT:
-        fields = {
-            **cases[name],
-            "workdir": str(directory / name),
-            "checkpoint": {"every_rounds": 2},
-        }
+        kept = {"workdir": str(directory / name), "checkpoint": {"every_rounds": 2}}
+        fields = {**cases[name], **kept}
         cut[f"{name}_begun"] = {**fields, "last_round": 7}
         cut[f"{name}_resumed"] = fields
     found = run_gang({**cases, **live, **cut}, directory / "out", 2, HETJAX_SHARED_MEMORY="off")
@@ -108,19 +91,9 @@ def train_gang(directory):
     return found
 
 
-SHARED = (
-    "all_reduce",
-    "d_grab_exact",
-    "private",
-    "streamed",
-    "fused",
-    "first",
-    "d_psgd",
-    "weighted_gossip",
-    "stateful",
-    "batch",
-    "varying",
-    "measured",
+SHARED = (  # what sums go through memory in another way
+    *("all_reduce", "d_grab_exact", "private", "fused", "first", "d_psgd"),
+    *("weighted_gossip", "stateful", "batch", "varying", "measured"),
 )
 
 
@@ -146,7 +119,7 @@ def train_shared_gang(directory):
 def of_one_process(name):
     fields = process_cases.resolved({**EVAL, **{**CASES, **OWN}[name]})
     with jax.numpy_dtype_promotion("standard"):  # optax's Adam asks for it
-        return problems.fit(problems.classification(), problems.initial_weights(), **fields)
+        return problems.train(203, **fields)
 
 
 @ALL_CASES
@@ -175,9 +148,7 @@ def test_two_processes_train_as_one_does(name, form, request, float64):
 def test_rounds_without_update_find_the_same_in_two_processes(form, request, float64):
     found, _, history = request.getfixturevalue(form)["hessian_product"]
     fields = process_cases.resolved({**EVAL, **PRODUCT["hessian_product"]})
-    alone, quotas = process_cases.products(
-        problems.classification(), problems.initial_weights(), **fields
-    )
+    alone, quotas = process_cases.products(*problems.given(203), **fields)
     assert [line["quotas"] for line in history] == quotas
     assert min(min(each) for each in quotas) < max(max(each) for each in quotas)
     np.testing.assert_allclose(found, alone, rtol=1e-12, atol=1e-14)

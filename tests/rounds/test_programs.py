@@ -5,11 +5,10 @@ import numpy as np
 import optax
 import pytest
 
-import hetjax
-from hetjax.training import train_step
 from tests.rounds import problems
 
 LOCAL = ["stepped", "fused", "virtual"]
+IDS = np.arange(24).reshape(4, 3, 2)
 
 
 def count_compilations(train):
@@ -32,21 +31,13 @@ def count_compilations(train):
 @pytest.mark.parametrize("feed", ["resident", "streamed"])
 @pytest.mark.parametrize("local", LOCAL)
 def test_a_change_of_quotas_compiles_nothing(local, feed, tmp_path):
-    data = problems.classification(203, np.float32)
-    weights = problems.initial_weights(np.float32)
     totals = problems.round_totals(203, epochs=2, microbatch_size=4, budget=8)
     problems.write_trace(tmp_path / "trace", totals, num_workers=4)
 
+    fields = {"local": local, "data": {"feed": feed}, "replay": str(tmp_path / "trace")}
+
     def train(callback):
-        problems.fit(
-            data,
-            weights,
-            epochs=2,
-            local=local,
-            data={"feed": feed},
-            replay=str(tmp_path / "trace"),
-            callbacks=[callback],
-        )
+        problems.train(203, epochs=2, callbacks=[callback], **fields)
 
     before, after = count_compilations(train)
     assert before > 0  # or the listener heard nothing
@@ -54,19 +45,8 @@ def test_a_change_of_quotas_compiles_nothing(local, feed, tmp_path):
 
 
 def test_no_collective_is_inside_the_fused_loop():
-    mesh = hetjax.make_worker_mesh(4)
-    step = train_step.make_train_step(
-        problems.softmax_loss, optax.sgd(0.1), mesh, nominal_examples=32
-    )
-    weights = problems.initial_weights(np.float32)
-    state = hetjax.make_train_state(weights, optax.sgd(0.1), num_workers=4, mesh=mesh)
-    data = problems.classification(4 * 3 * 2, np.float32)
-    microbatches = hetjax.Microbatch(
-        np.arange(24, dtype=np.int32).reshape(4, 3, 2),
-        np.ones((4, 3, 2), np.float32),
-        {name: x.reshape(4, 3, 2, *x.shape[1:]) for name, x in data.items()},
-    )
-    jaxpr = jax.make_jaxpr(step)(state, microbatches, np.zeros(4, np.int32), jax.random.key(0))
+    step, *given = problems.own_step(IDS, *problems.given(24), optax.sgd(0.1))
+    jaxpr = jax.make_jaxpr(step)(*given, np.zeros(4, np.int32), jax.random.key(0))
     collectives = {"psum", "psum_invariant", "all_gather", "ppermute", "all_to_all"}
 
     def primitives(jaxpr, inside_loop=False):
@@ -86,22 +66,11 @@ def test_no_collective_is_inside_the_fused_loop():
 
 
 def test_make_train_step_trains_in_a_loop_of_ones_own():
-    mesh = hetjax.make_worker_mesh(4)
-    optimizer = optax.sgd(0.3)
-    weights = problems.initial_weights(np.float32)
-    step = jax.jit(
-        hetjax.make_train_step(problems.softmax_loss, optimizer, mesh, nominal_examples=24)
-    )
-    state = hetjax.make_train_state(weights, optimizer, num_workers=4, mesh=mesh)
-    data = problems.classification(24, np.float32)
-    microbatches = hetjax.Microbatch(
-        np.arange(24, dtype=np.int32).reshape(4, 3, 2),
-        np.ones((4, 3, 2), np.float32),
-        {name: x.reshape(4, 3, 2, *x.shape[1:]) for name, x in data.items()},
-    )
+    data, weights = problems.given(24)
+    step, *given = problems.own_step(IDS, data, weights, optax.sgd(0.3))
     counts = np.array([3, 0, 1, 2], np.int32)
-    state, metrics, signs = step(state, microbatches, counts, jax.random.key(0))
-    used = np.concatenate([np.arange(24).reshape(4, 6)[w][: 2 * c] for w, c in enumerate(counts)])
+    state, metrics, signs = jax.jit(step)(*given, counts, jax.random.key(0))
+    used = np.concatenate([IDS[w, :c].reshape(-1) for w, c in enumerate(counts)])
     batch = {name: x[used] for name, x in data.items()}
     gradient = jax.grad(lambda w: problems.softmax_loss(w, batch, None).mean())(weights)
     np.testing.assert_allclose(state.params[2], weights - 0.3 * gradient, rtol=1e-5, atol=1e-6)

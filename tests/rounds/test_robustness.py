@@ -39,26 +39,6 @@ def test_padding_leaves_a_loss_finite_that_zeros_would_not():
     assert result.summary["examples_skipped"] == 0
 
 
-@pytest.mark.parametrize("local", ["fused", "virtual"])
-def test_a_loss_may_scan_over_time(local):
-    def recurrent(weights, batch, rng):
-        def step(carry, x):
-            return jnp.tanh(carry * weights[0] + x * weights[1]), None
-
-        carry, _ = jax.lax.scan(step, jnp.zeros(batch["x"].shape[0]), batch["x"].T)
-        return (carry - batch["y"]) ** 2
-
-    assert np.isfinite(fit(loss_fn=recurrent, local=local).params).all()
-
-
-def test_half_precision_losses_are_summed_in_single():
-    def half(weights, batch, rng):
-        return (squared(weights, batch, rng) * 0 + 400).astype(jnp.float16)
-
-    result = fit(regression(256), loss_fn=half, microbatch_size=256, budget=1, epochs=1)
-    assert result.history[0]["loss"] == 400.0
-
-
 def test_gradients_of_half_precision_parameters_are_summed_in_single():
     def linear(weights, batch, rng):  # gradients 256, then 0.5 a microbatch: lost in bfloat16
         return weights[0] * batch["g"].astype(weights.dtype)
@@ -71,16 +51,8 @@ def test_gradients_of_half_precision_parameters_are_summed_in_single():
         return updates, state
 
     optimizer = optax.GradientTransformation(lambda params: optax.EmptyState(), watch)
-    fit(
-        data,
-        weights=np.zeros(1, jnp.bfloat16),
-        loss_fn=linear,
-        optimizer=optimizer,
-        epochs=1,
-        microbatch_size=2,
-        budget=32,
-        cluster={"num_workers": 1},
-    )
+    fields = {"microbatch_size": 2, "budget": 32, "cluster": {"num_workers": 1}, "epochs": 1}
+    fit(data, weights=np.zeros(1, jnp.bfloat16), loss_fn=linear, optimizer=optimizer, **fields)
     jax.effects_barrier()
     exact = jnp.bfloat16((512 + 63) / 64)
     assert float(exact) in seen
@@ -92,25 +64,24 @@ def test_progress_that_nobody_gives_is_asked_for():
         optimizer.update(np.ones(2), optimizer.init(np.ones(2)))
 
 
-def test_metrics_are_means_over_examples_and_not_padding():
-    data = regression(300)
-    result = fit(data, eval_source=data, optimizer=optax.sgd(0.0), epochs=1)
-    expected = np.mean(data["y"] ** 2)
-    assert result.summary["test_loss"] == pytest.approx(expected, rel=1e-5)
-
-
 def test_evaluations_come_as_often_as_asked():
-    data = regression()
-    result = fit(data, eval_source=data, epochs=5, eval_every=2)
+    """And settings may be NumPy's numbers."""
+    result = fit(eval_source=regression(), epochs=np.int64(5), eval_every=2)
     epochs = [line["epoch"] for line in result.history if "eval" in line]
     assert epochs == [1, 3, 4]  # every second one, and the last
+    cluster = {"secs_per_microbatch": np.ones(2) / 1e4}
+    assert fit(cluster=cluster, epochs=1).summary["num_workers"] == 2
+    with (
+        jax.enable_x64(True),
+        pytest.raises(ValueError, match=r"jax_enable_x64 is True by a `with` block"),
+    ):
+        fit()
 
 
 @pytest.mark.parametrize(
     ("metrics_fn", "message"),
     [
         (lambda p, b: {"loss": jnp.mean(b["y"])}, r"'loss' as float32\[\]"),
-        (lambda p, b: {"loss": b["x"]}, r"'loss' as float32\[61, 3\]"),
         (lambda p, b: b["y"], "must return a dict"),
     ],
 )
@@ -136,9 +107,8 @@ def test_the_best_parameters_need_a_finite_loss():
 
     result = fit(data, eval_source=data, metrics_fn=metrics, callbacks=[advance], epochs=4)
     assert result.summary["best_test_loss"] == 1.0
-    other = fit(
-        data, eval_source=data, metrics_fn=lambda w, b: {"err": squared(w, b, None)}, epochs=2
-    )
+    errors = lambda w, b: {"err": squared(w, b, None)}  # noqa: E731
+    other = fit(data, eval_source=data, metrics_fn=errors, epochs=2)
     assert "best_test_err" not in other.summary
     np.testing.assert_array_equal(other.best_params, other.params)
 
@@ -146,36 +116,27 @@ def test_the_best_parameters_need_a_finite_loss():
 @pytest.mark.slow
 def test_per_example_keys_work_in_make_train_step():
     def noisy(weights, batch, rngs):
-        noise = jax.vmap(lambda key: jax.random.normal(key))(rngs)
-        return squared(weights, batch, None) * (1 + noise)
+        return squared(weights, batch, None) * (1 + jax.vmap(jax.random.normal)(rngs))
 
-    mesh = hetjax.make_worker_mesh(2)
-    optimizer = optax.sgd(0.1)
-    step = hetjax.make_train_step(noisy, optimizer, mesh, nominal_examples=8, per_example_rng=True)
-    state = hetjax.make_train_state(np.zeros(3, np.float32), optimizer, num_workers=2, mesh=mesh)
-    data = {name: x.reshape(2, 2, 2, *x.shape[1:]) for name, x in regression(8).items()}
-    ids = np.arange(8, dtype=np.int32).reshape(2, 2, 2)
-    microbatches = hetjax.Microbatch(ids, np.ones(ids.shape, np.float32), data)
-    state, _, _ = step(state, microbatches, np.array([2, 1], np.int32), jax.random.key(0))
+    ids, given = np.arange(8).reshape(2, 2, 2), (regression(8), np.zeros(3, np.float32))
+    fields = {"loss_fn": noisy, "per_example_rng": True}
+    step, *given = problems.own_step(ids, *given, optax.sgd(0.1), **fields)
+    state, _, _ = step(*given, np.array([2, 1], np.int32), jax.random.key(0))
     assert np.isfinite(state.params).all()
+    assert np.abs(state.params).max() > 0
 
 
 def test_a_nonfinite_run_hands_over_the_state_it_kept():
+    """Of the round before, where the first microbatch of the second is not finite."""
     data = regression(64)
-    clean = fit(data, epochs=1)
-    data["x"][17] = np.nan
-    order = np.random.default_rng((0, 0)).permutation(64)
-    bad_round = int(np.flatnonzero(order == 17)[0]) // 32
+    before = fit(data, epochs=1, max_rounds=1)
+    data["x"][np.random.default_rng((0, 0)).permutation(64)[32]] = np.nan
     with pytest.raises(hetjax.NonFiniteError) as raised:
         fit(data, epochs=1)
     result = raised.value.result
     assert result.summary["interrupted"]
-    if bad_round == 0:
-        np.testing.assert_array_equal(result.params, np.zeros(3))
-    else:
-        assert not np.array_equal(result.params, clean.params)
-        assert np.abs(result.params).max() > 0
-    assert np.isfinite(result.params).all()
+    np.testing.assert_array_equal(result.params, before.params)
+    assert np.abs(result.params).max() > 0
 
 
 @pytest.mark.parametrize("local", ["virtual", "stepped"])
@@ -194,9 +155,8 @@ def test_each_epoch_has_random_keys_of_its_own():
 
 
 def test_an_interrupted_run_can_be_replayed(tmp_path):
-    cut = fit(
-        callbacks=[problems.press_ctrl_c(lambda line: line.round == 1)], epochs=5, workdir=tmp_path
-    )
+    stop = problems.press_ctrl_c(lambda line: line.round == 1)
+    cut = fit(callbacks=[stop], epochs=5, workdir=tmp_path)
     again = fit(epochs=5, replay=str(tmp_path / "metrics.jsonl"))
     np.testing.assert_array_equal(again.params, cut.params)
     assert again.summary["interrupted"]
@@ -225,26 +185,11 @@ def test_no_thread_outlives_a_run(feed):
     assert not [thread.name for thread in begun if thread.is_alive()]
 
 
-def test_settings_of_one_thread_alone_are_refused():
-    with (
-        jax.enable_x64(True),
-        pytest.raises(ValueError, match=r"jax_enable_x64 is True by a `with` block"),
-    ):
-        fit()
-
-
 def test_absent_workers_do_not_count_as_waiting():
     cluster = EMULATED | {"changes": ({"round": 0, "worker": 3, "present": False},)}
     result = fit(quota={"policy": "equal"}, cluster=cluster, epochs=1, microbatch_size=2, budget=6)
     assert result.history[0]["quotas"] == [2, 2, 2, 0]
     assert result.history[0]["waiting_fraction"] == pytest.approx((4 + 2 + 0) / 3 / 6)
-
-
-def test_the_training_loss_is_that_of_the_last_epoch():
-    result = fit(epochs=3)
-    last = [line for line in result.history if line["epoch"] == 2]
-    mean = sum(line["loss"] * line["examples"] for line in last) / 61
-    assert result.summary["train_loss"] == pytest.approx(mean, rel=1e-5)
 
 
 def test_examples_that_nobody_reads_are_told():
@@ -266,16 +211,11 @@ def test_a_slow_worker_keeps_its_shard_in_private_training():
 
 
 @pytest.mark.parametrize("policy", ["equal", "adaptive"])
-@pytest.mark.parametrize("budget", [1, 2, 3])
+@pytest.mark.parametrize("budget", [2, 3])
 def test_no_private_shard_is_left_out_by_a_small_budget(policy, budget):
-    fields = {
-        "cluster": {"secs_per_microbatch": (1, 2, 4), "clock": "virtual"},
-        "quota": policy,
-        "data": {"sharing": "private"},
-        "microbatch_size": 2,
-        "budget": budget,
-        "epochs": 3,
-    }
+    fields = {"quota": policy, "microbatch_size": 2, "budget": budget, "epochs": 3}
+    fields["cluster"] = {"secs_per_microbatch": (1, 2, 4), "clock": "virtual"}
+    fields["data"] = {"sharing": "private"}
     if budget < 3:
         with pytest.raises(ValueError, match=f"budget: got {budget}, must be at least 3"):
             fit(regression(37), **fields)
@@ -301,8 +241,3 @@ def test_a_directory_of_somebody_elses_is_left_alone(tmp_path):
     with pytest.raises(ValueError, match=r"holds a report\.html but no config\.json"):
         fit(workdir=tmp_path)
     assert (tmp_path / "report.html").read_text() == "mine"
-
-
-def test_numpy_numbers_are_numbers():
-    result = fit(epochs=np.int64(1), cluster={"secs_per_microbatch": np.ones(2) / 1e4})
-    assert result.summary["num_workers"] == 2

@@ -1,10 +1,9 @@
 """Rounds whose weights add up to nothing make no update, and say so."""
 
 import numpy as np
-import optax
 import pytest
 
-import hetjax
+from tests.rounds import problems
 from tests.rounds.test_robustness import fit, regression, squared
 
 
@@ -32,20 +31,12 @@ def test_a_round_whose_shards_weigh_nothing_makes_no_update(reducer, tmp_path):
     """In the measure of the shards: the weights of the examples that were done add up to 3.8."""
     trace = tmp_path / "trace.jsonl"
     trace.write_text('{"quotas": [3, 1], "microbatches_done": [3, 1]}\n')
-    fields = {
-        "local": "virtual",
-        "cluster": {"num_workers": 2, "secs_per_microbatch": (1, 2)},
-        "data": {"sharing": "private"},
-        "reducer": reducer,
-        "replay": str(trace),
-        "microbatch_size": 2,
-        "budget": 4,
-        "epochs": 1,
-    }
+    fields = {"data": {"sharing": "private"}, "reducer": reducer, "replay": str(trace)}
+    fields |= {"local": "virtual", "microbatch_size": 2, "budget": 4, "loss_fn": signed}
+    fields["cluster"] = {"num_workers": 2, "secs_per_microbatch": (1, 2)}
 
     def run_on(weights):
-        data = regression(64) | {"weight": weights}
-        return hetjax.Run(signed, np.zeros(3, np.float32), optax.sgd(0.1), data, **fields)
+        return problems.run(regression(64) | {"weight": weights}, np.zeros(3, np.float32), **fields)
 
     weights = np.ones(64, np.float32)
     with run_on(weights) as run:

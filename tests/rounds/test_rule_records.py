@@ -17,10 +17,12 @@ from hetjax.zoo import config
 from tests.own_parts import hessian_product, local_sgd
 from tests.rounds import problems
 
-DATA, WEIGHTS = problems.classification(dtype=np.float32), problems.initial_weights(np.float32)
-STATIC = {"epochs": 2, "checkpoint": {"every_rounds": 1}, "quota": "equal", "workers": 2}
+DATA, WEIGHTS = problems.given(61)
+STATIC = {"epochs": 2, "checkpoint": {"every_rounds": 1}, "quota": "equal"}
+STATIC |= {"cluster": {"num_workers": 2}}
 GIVEN = "given: tests.own_parts.local_sgd:local_sgd.<locals>.begin"
 fit = functools.partial(problems.fit, DATA, WEIGHTS, **STATIC)
+run = functools.partial(problems.run, DATA, **STATIC)
 
 
 @parts.factory
@@ -43,45 +45,36 @@ stop = problems.press_ctrl_c(lambda line: line.round == 2)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("make", [closure, one_local_sgd])
-def test_a_run_goes_on_with_its_own_rule_alone(make, tmp_path):
-    fit(workdir=tmp_path, callbacks=[stop], rule=make())
-    message = {
-        closure: rf"the local rule '{GIVEN[7:]}' of this workdir could not be written down",
-        one_local_sgd: r"belongs to another configuration \(rule\.arguments\.rate: 0\.1 there, "
-        r"None here; rule\.name: 'tests\.rounds\.test_rule_records:one_local_sgd' there, "
-        r"'gradient_sums' here\)",
-    }[make]
-    with pytest.raises(ValueError, match=message):
+def test_a_run_goes_on_with_its_own_rule_alone(tmp_path):
+    fit(workdir=tmp_path, callbacks=[stop], rule=one_local_sgd())
+    name = "tests\\.rounds\\.test_rule_records:one_local_sgd"
+    changes = (
+        rf"\(rule\.arguments\.rate: 0\.1 there, None here; rule\.name: '{name}' there, 'gradient"
+    )
+    with pytest.raises(ValueError, match=rf"belongs to another configuration {changes}_sums' here"):
         fit(workdir=tmp_path)
-    if make is one_local_sgd:
-        with pytest.raises(ValueError, match=r"rule\.arguments\.rate: 0\.1 there, 0\.2 here"):
-            fit(workdir=tmp_path, rule=make(rate=0.2))
-    result = fit(workdir=tmp_path, rule=make())
-    assert result.summary["examples_processed"] == 2 * 203
-    np.testing.assert_array_equal(result.params, fit(rule=make()).params)
+    with pytest.raises(ValueError, match=r"rule\.arguments\.rate: 0\.1 there, 0\.2 here"):
+        fit(workdir=tmp_path, rule=one_local_sgd(rate=0.2))
+    result = fit(workdir=tmp_path, rule=one_local_sgd())
+    assert result.summary["examples_processed"] == 2 * 61
+    np.testing.assert_array_equal(result.params, fit(rule=one_local_sgd()).params)
 
 
 def test_a_run_that_adds_up_gradients_goes_on_with_no_other_rule(tmp_path):
-    fit(workdir=tmp_path, callbacks=[stop])
+    """Also where it was recorded before rules were."""
+    fit(workdir=tmp_path, callbacks=[problems.press_ctrl_c(lambda line: line.round == 1)])
     assert written(tmp_path) == {"name": "gradient_sums", "arguments": {}}
-    with pytest.raises(ValueError, match=rf"rule\.name: 'gradient_sums' there, '{GIVEN[:20]}"):
-        fit(workdir=tmp_path, rule=closure())
-    rule = gradients.gradient_sums(problems.softmax_loss)  # the default, given by hand
-    assert not fit(workdir=tmp_path, rule=rule).summary["interrupted"]
-
-
-def test_a_run_that_was_recorded_before_goes_on_with_the_default(tmp_path):
-    fit(workdir=tmp_path, callbacks=[stop])
     path = tmp_path / "config.json"
     recorded = json.loads(path.read_text())
-    del recorded["rule"]
-    path.write_text(json.dumps(recorded))
-    config.from_json(path)
-    with pytest.raises(ValueError, match=r"rule\.name: 'gradient_sums' there"):
-        fit(workdir=tmp_path, rule=closure())
-    result = fit(workdir=tmp_path)
-    assert result.history[2]["round"] == 2
+    for is_recorded in (True, False):
+        if not is_recorded:
+            del recorded["rule"]
+            path.write_text(json.dumps(recorded))
+            config.from_json(path)
+        with pytest.raises(ValueError, match=rf"rule\.name: 'gradient_sums' there, '{GIVEN[:20]}"):
+            fit(workdir=tmp_path, rule=closure())
+    rule = gradients.gradient_sums(problems.softmax_loss)  # the default, given by hand
+    result = fit(workdir=tmp_path, rule=rule)
     assert len(result.history) == len(fit().history)
 
 
@@ -89,8 +82,7 @@ def test_a_run_that_was_recorded_before_goes_on_with_the_default(tmp_path):
 def test_a_recorded_configuration_runs_its_rule_again(tmp_path):
     first = fit(workdir=tmp_path / "written", rule=one_local_sgd(rate=0.05))
     again = config.from_json(tmp_path / "written" / "config.json")
-    optimizer = optax.sgd(0.3, momentum=0.9)
-    run = functools.partial(hetjax.fit, problems.softmax_loss, WEIGHTS, optimizer, DATA)
+    run = functools.partial(hetjax.fit, problems.softmax_loss, WEIGHTS, problems.SGD, DATA)
     result = run(config=again, progress=False)
     np.testing.assert_array_equal(result.params, first.params)
     with pytest.raises(ValueError, match=r"configuration names 'tests.*of {'rate': 0\.05} and"):
@@ -99,18 +91,19 @@ def test_a_recorded_configuration_runs_its_rule_again(tmp_path):
     again = config.from_json(tmp_path / "given" / "config.json")
     with pytest.raises(ValueError, match=r"rule\.name: got 'given.*Give the object again, as rule"):
         run(config=again)
-    assert run(config=again, rule=closure(), progress=False).summary["examples_processed"] == 406
+    assert run(config=again, rule=closure(), progress=False).summary["examples_processed"] == 2 * 61
 
 
 def test_a_run_that_steps_goes_on_with_its_own_rule_alone(tmp_path):
     fit(workdir=tmp_path, callbacks=[stop], rule=closure())
-    common = (problems.softmax_loss, WEIGHTS, optax.sgd(0.3, momentum=0.9), DATA)
-    fields = {"microbatch_size": 4, "budget": 8, **STATIC}
-    with hetjax.Run(*common, rule=closure(), **fields) as run:
-        assert run.restore(tmp_path).rounds_done == 3
+    with run(rule=closure()) as own:
+        assert own.restore(tmp_path).rounds_done == 3
     for directory in (tmp_path, tmp_path / "checkpoints"):
-        with hetjax.Run(*common, **fields) as run, pytest.raises(ValueError, match="local rule"):
-            run.restore(directory)
+        with run() as other, pytest.raises(ValueError, match="local rule"):
+            other.restore(directory)
+    message = rf"the local rule '{GIVEN[7:]}' of this workdir could not be written down"
+    with pytest.raises(ValueError, match=message):
+        fit(workdir=tmp_path)
 
 
 def test_further_rules_are_recorded_by_name():
@@ -158,6 +151,9 @@ def test_a_wrong_rule_of_a_configuration_gets_a_message(rule, message):
 # --- A rule that adds up no loss ---
 
 
+IDS = np.arange(24).reshape(2, 3, 4)
+
+
 def without_loss(rate=0.1):
     return one_local_sgd(rate=rate)._replace(loss_sum=None)
 
@@ -193,49 +189,35 @@ def metrics(params, batch):
 
 def test_kinds_of_rounds_have_a_loss_or_none_each_for_itself():
     product = hessian_product.hessian_product(problems.softmax_loss)
-    common = (problems.softmax_loss, WEIGHTS, optax.sgd(0.1), DATA)
     for main, more in ((None, without_loss()), (without_loss(), None)):
         rules = {"product": product, "more": (more or closure())._replace(keeps_worker=False)}
-        with hetjax.Run(*common, rule=main, rules=rules, budget=8, **STATIC) as run:
-            state, first = run.round(run.init())
-            state, second = run.round(state, kind="product", given=WEIGHTS)
-            state, third = run.round(state, kind="more")
-        assert [np.isnan(r.read().loss) for r in (first, second, third)] == [
-            main is not None,
-            True,
-            more is not None,
-        ]
+        with run(rule=main, rules=rules) as made:
+            state, first = made.round(made.init())
+            state, second = made.round(state, kind="product", given=WEIGHTS)
+            state, third = made.round(state, kind="more")
+        has_none = [np.isnan(report.read().loss) for report in (first, second, third)]
+        assert has_none == [main is not None, True, more is not None]
 
 
 def test_an_optimizer_that_goes_by_the_loss_needs_one_of_the_rule():
     message = r"rule: this optimizer needs the mean loss \(value\)"
-    for optimizer in (
-        optax.polyak_sgd(),
-        optax.chain(optax.sgd(0.1), optax.contrib.reduce_on_plateau()),
-    ):
+    plateau = optax.chain(optax.sgd(0.1), optax.contrib.reduce_on_plateau())
+    for optimizer in (optax.polyak_sgd(), plateau):
         with pytest.raises(ValueError, match=message):
             fit(rule=without_loss(), optimizer=optimizer)
         assert np.isfinite(fit(rule=closure(), optimizer=optimizer).summary["train_loss"])
 
 
 def test_a_step_of_ones_own_says_that_there_is_no_loss():
-    mesh, ids = hetjax.make_worker_mesh(2), np.arange(24, dtype=np.int32).reshape(2, 3, 4)
-    microbatches = hetjax.Microbatch(
-        ids, np.ones(ids.shape, np.float32), {k: v[ids] for k, v in DATA.items()}
-    )
-    counts, key = np.array([3, 1], np.int32), jax.random.key(0)
+    given = np.array([3, 1], np.int32), jax.random.key(0)
     for rule, has_loss in ((closure(), True), (without_loss(), False)):
-        tx = optax.sgd(1.0)
-        state = hetjax.make_train_state(WEIGHTS, tx, num_workers=2, mesh=mesh, rule=rule)
-        step = functools.partial(
-            hetjax.make_train_step, problems.softmax_loss, mesh=mesh, nominal_examples=24, rule=rule
-        )
-        _, metrics, _ = jax.jit(step(tx))(state, microbatches, counts, key)
+        step, *state = problems.own_step(IDS, DATA, WEIGHTS, optax.sgd(1.0), rule=rule)
+        _, metrics, _ = jax.jit(step)(*state, *given)
         assert np.isfinite(metrics.loss_sum) == has_loss
         assert metrics.weight_sum == 16
-        if not has_loss:
-            with pytest.raises(ValueError, match="rule: this optimizer needs the mean loss"):
-                jax.eval_shape(step(optax.polyak_sgd()), state, microbatches, counts, key)
+    step, *_ = problems.own_step(IDS, DATA, WEIGHTS, optax.polyak_sgd(), rule=rule)
+    with pytest.raises(ValueError, match="rule: this optimizer needs the mean loss"):
+        jax.eval_shape(step, *state, *given)
 
 
 # --- A rule of another loss than the run's ---
@@ -247,27 +229,19 @@ def other_loss(weights, batch, rng):
 
 def test_a_rule_of_another_loss_than_the_runs_is_refused_at_the_start(tmp_path):
     message = r"^rule: its losses are not those of loss_fn"
-    common = (problems.softmax_loss, WEIGHTS, optax.sgd(0.1), DATA)
     rules = [gradients.gradient_sums(other_loss), gradients.gradient_sums(other_loss)._replace()]
     rules[1] = rules[1]._replace(begin=lambda *given, own=rules[1].begin: own(*given))  # a closure
     for rule in rules:
-        for call in (
-            lambda rule=rule: fit(workdir=tmp_path, rule=rule),
-            lambda rule=rule: hetjax.Run(*common, rule=rule, **STATIC),
-        ):
+        for call in (functools.partial(fit, workdir=tmp_path), run):
             with pytest.raises(ValueError, match=message):
-                call()
+                call(rule=rule)
     assert not (tmp_path / "config.json").exists()
     keys = gradients.gradient_sums(problems.softmax_loss, per_example_rng=True)
     with pytest.raises(ValueError, match=r"not those of loss_fn with per_example_rng=False"):
-        hetjax.Run(*common, rule=keys, **STATIC)
-    mesh, ids = hetjax.make_worker_mesh(2), np.arange(24, dtype=np.int32).reshape(2, 3, 4)
-    step = hetjax.make_train_step(*common[::2], mesh, nominal_examples=24, rule=rules[0])
-    state = hetjax.make_train_state(*common[1:3], num_workers=2, mesh=mesh)
-    examples = {k: v[ids] for k, v in DATA.items()}
-    microbatches = hetjax.Microbatch(ids, np.ones(ids.shape, np.float32), examples)
+        run(rule=keys)
+    step, *state = problems.own_step(IDS, DATA, WEIGHTS, optax.sgd(0.1), rule=rules[0])
     with pytest.raises(ValueError, match=message):
-        jax.eval_shape(step, state, microbatches, np.array([3, 1], np.int32), jax.random.key(0))
+        jax.eval_shape(step, *state, np.array([3, 1], np.int32), jax.random.key(0))
 
 
 def test_the_same_loss_written_otherwise_is_the_runs():

@@ -8,7 +8,6 @@ import numpy as np
 import optax
 import pytest
 
-import hetjax
 from hetjax import ordering, quota, trees, types
 from hetjax.local import gradients, rules
 from tests.own_parts import hessian_product as hessian_product_lib
@@ -111,27 +110,6 @@ def test_what_is_no_rule_is_refused_with_what_one_is():
             rules.with_observer(wrong)
 
 
-@pytest.mark.parametrize(
-    ("form", "reducer"), [("stepped", "ring"), ("fused", "all_reduce"), ("virtual", "ring")]
-)
-def test_local_sgd_of_one_step_is_all_reduce_sgd(form, reducer, float64):
-    data, weights = problems.classification(64), problems.initial_weights()
-    common = {
-        "epochs": 5,
-        "budget": 4,
-        "local": form,
-        "quota": {"policy": "equal"},
-        "reducer": {"name": reducer},
-        "cluster": {"num_workers": 4},
-    }
-    plain = problems.fit(data, weights, optimizer=MOMENTUM, **common)
-    rule = local_sgd(problems.softmax_loss)
-    found = problems.fit(data, weights, optimizer=optax.sgd(1.0), rule=rule, **common)
-    np.testing.assert_allclose(found.params, plain.params, rtol=0, atol=1e-12)
-    losses = [[line["loss"] for line in r.history] for r in (found, plain)]
-    np.testing.assert_allclose(*losses, rtol=0, atol=1e-12)
-
-
 def local_sgd_slowly(data, weights, rounds, order):
     """The mean of the workers, by their examples' weights, after each round; one by one."""
     params, velocity = weights, np.zeros((4, *weights.shape))
@@ -161,41 +139,25 @@ def local_sgd_slowly(data, weights, rounds, order):
 @pytest.mark.parametrize("form", FORMS)
 def test_local_sgd_takes_as_many_steps_as_its_quota(form, float64, tmp_path):
     """Unequal quotas, 0 among them; the inner momentum goes from round to round."""
-    data, weights = problems.classification(96), problems.initial_weights()
+    data, weights = problems.given(96)
     rounds = problems.write_trace(tmp_path / "trace.jsonl", [8, 8, 8], 4)
-    with hetjax.Run(LOSS, weights, MOMENTUM, data, workers=4, microbatch_size=4) as plain:
+    with problems.run(96) as plain:
         order = plain.init().stream.passes[0].remaining.copy()
-    found = problems.fit(
-        data,
-        weights,
-        loss_fn=LOSS,
-        optimizer=optax.sgd(1.0),
-        rule=local_sgd(LOSS),
-        local=form,
-        epochs=1,
-        replay=str(tmp_path / "trace.jsonl"),
-    )
+    fields = {"loss_fn": LOSS, "rule": local_sgd(LOSS), "replay": str(tmp_path / "trace.jsonl")}
+    found = problems.train(96, optimizer=optax.sgd(1.0), local=form, epochs=1, **fields)
     params, velocity = local_sgd_slowly(data, weights, rounds, order)
     np.testing.assert_allclose(found.params, params, rtol=0, atol=1e-12)
     np.testing.assert_allclose(found.state.worker[0].trace, velocity, rtol=0, atol=1e-12)
 
 
 def test_what_a_rule_keeps_is_in_the_checkpoint(tmp_path, float64):
-    def run(workdir, callbacks=()):
-        return problems.fit(
-            problems.classification(96),
-            problems.initial_weights(),
-            optimizer=optax.sgd(1.0),
-            rule=local_sgd(problems.softmax_loss),
-            quota={"policy": "static", "proportions": (3.0, 2.0, 2.0, 1.0)},
-            epochs=3,
-            workdir=workdir,
-            callbacks=callbacks,
-        )
-
-    whole = run(tmp_path / "whole")
-    run(tmp_path / "cut", [problems.press_ctrl_c(lambda line: line.round == 3)])
-    found = run(tmp_path / "cut")
+    fields = {"optimizer": optax.sgd(1.0), "rule": local_sgd(problems.softmax_loss), "epochs": 3}
+    fields["quota"] = {"policy": "static", "proportions": (3.0, 2.0, 2.0, 1.0)}
+    run = functools.partial(problems.train, 96, **fields)
+    whole = run(workdir=tmp_path / "whole")
+    stop = problems.press_ctrl_c(lambda line: line.round == 3)
+    run(workdir=tmp_path / "cut", callbacks=[stop])
+    found = run(workdir=tmp_path / "cut")
     assert found.history[0]["round"] == 0
     jax.tree.map(np.testing.assert_array_equal, found.state, whole.state)
 
@@ -228,22 +190,11 @@ def scripted(rounds):
 )
 def test_a_hessian_product_is_that_of_the_pooled_batch(form, quotas, name, float64):
     """Under any quotas. Gossip mixes the workers' own products: their mean is the pooled one."""
-    data, weights = problems.classification(64), problems.initial_weights()
-    gossips = name in ("d_psgd", "matcha")
-    with hetjax.Run(
-        LOSS,
-        weights,
-        None,
-        data,
-        rule=hessian_product_lib.hessian_product(LOSS),
-        workers=4,
-        microbatch_size=4,
-        budget=8,
-        local=form,
-        quota=scripted([quotas, quotas[::-1]]),
-        reducer=name,
-        data={"weighting": "example" if gossips else "shard"},
-    ) as run:
+    (data, weights), gossips = problems.given(), name in ("d_psgd", "matcha")
+    fields = {"rule": hessian_product_lib.hessian_product(LOSS), "local": form, "reducer": name}
+    fields |= {"quota": scripted([quotas, quotas[::-1]])}
+    fields |= {"data": {"weighting": "example" if gossips else "shard"}}
+    with problems.run(loss_fn=LOSS, optimizer=None, **fields) as run:
         state = run.init(given=np.zeros_like(weights))
         for seed in range(2):  # a vector of each round's own
             given = np.random.default_rng(seed).normal(size=weights.shape)
@@ -279,21 +230,10 @@ def test_what_depends_on_a_rounds_given_has_no_shape_before(name):
 
 @pytest.mark.parametrize("name", ["all_reduce", "ring"])
 def test_a_step_of_ones_own_without_update(name, float64):
-    data, weights = problems.classification(64), problems.initial_weights()
-    mesh, ids = hetjax.make_worker_mesh(4), np.arange(48, dtype=np.int32).reshape(4, 3, 4)
-    state = hetjax.make_train_state(weights, None, num_workers=4, mesh=mesh)
-    step = jax.jit(
-        hetjax.make_train_step(
-            LOSS,
-            None,
-            mesh,
-            nominal_examples=48,
-            rule=hessian_product_lib.hessian_product(LOSS),
-            reducer=name,
-        )
-    )
-    examples = {k: v[ids] for k, v in data.items()}
-    microbatches = hetjax.Microbatch(ids, np.ones(ids.shape, np.float32), examples)
+    (data, weights), ids = problems.given(), np.arange(48).reshape(4, 3, 4)
+    fields = {"loss_fn": LOSS, "rule": hessian_product_lib.hessian_product(LOSS), "reducer": name}
+    step, state, microbatches = problems.own_step(ids, data, weights, None, **fields)
+    step = jax.jit(step)
     for counts in ([3, 0, 2, 1], [0, 0, 0, 1]):
         given = vector()
         key = jax.random.key(0)

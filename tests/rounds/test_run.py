@@ -2,32 +2,25 @@
 
 import jax
 import numpy as np
-import optax
 import pytest
 
 import hetjax
 from hetjax import quota
-from hetjax.rounds import run_state
 from tests.own_parts import hessian_product, local_sgd
 from tests.rounds import problems
 
 FIELDS = {
     "epochs": 2,
-    "microbatch_size": 4,
-    "budget": 8,
     "ordering": {"method": "d_grab"},
     "cluster": {"num_workers": 4, "secs_per_microbatch": (1, 2, 3, 4), "clock": "virtual"},
 }
 
 
-def make(data=None, dtype=np.float32, **fields):
-    return hetjax.Run(
-        problems.softmax_loss,
-        problems.initial_weights(dtype),
-        optax.sgd(0.3, momentum=0.9),
-        problems.classification(61, np.float32) if data is None else data,
-        **{**FIELDS, **fields},
-    )
+LOCAL_SGD = local_sgd.local_sgd(problems.softmax_loss, problems.SGD)
+
+
+def make(num_examples=61, **fields):
+    return problems.run(num_examples, **{**FIELDS, **fields})
 
 
 def step(run, state, rounds=None):
@@ -41,19 +34,13 @@ def step(run, state, rounds=None):
 
 @pytest.mark.parametrize("local", ["stepped", "fused", "virtual"])
 def test_rounds_by_hand_are_those_of_fit(local):
-    fitted = problems.fit(
-        problems.classification(61, np.float32),
-        problems.initial_weights(np.float32),
-        local=local,
-        **FIELDS,
-    )
+    fitted = problems.train(61, local=local, **FIELDS)
     with make(local=local) as run:
         state, reports = step(run, run.init())
         np.testing.assert_array_equal(run.params(state)[0], fitted.params)
     lines = [report.read() for report in reports]
-    assert [line.loss for line in lines] == pytest.approx(
-        [line["loss"] for line in fitted.history], rel=1e-8
-    )
+    losses = [line["loss"] for line in fitted.history]
+    assert [line.loss for line in lines] == pytest.approx(losses, rel=1e-8)
     for name in ("quotas", "microbatches_done", "examples_processed", "epoch", "bytes_sent"):
         assert [each.to_plain()[name] for each in lines] == [line[name] for line in fitted.history]
 
@@ -119,14 +106,8 @@ def test_a_run_goes_on_from_the_checkpoint_that_fit_left(reducer, tmp_path):
     method = "d_grab" if reducer == "all_reduce" else "pair_balance"
     fields = {"ordering": {"method": method}, "reducer": {"name": reducer}}
     fields = {**FIELDS, "epochs": 4, **fields}
-    data, weights = problems.classification(61, np.float32), problems.initial_weights(np.float32)
-    problems.fit(
-        data,
-        weights,
-        workdir=tmp_path,
-        callbacks=[problems.press_ctrl_c(lambda line: line.round == 3)],
-        **fields,
-    )
+    stop = problems.press_ctrl_c(lambda line: line.round == 3)
+    problems.train(61, workdir=tmp_path, callbacks=[stop], **fields)
     with make(**fields) as run:
         whole, _ = step(run, run.init())
         state = run.restore(tmp_path)
@@ -135,14 +116,6 @@ def test_a_run_goes_on_from_the_checkpoint_that_fit_left(reducer, tmp_path):
         np.testing.assert_array_equal(run.params(state)[0], run.params(whole)[0])
         with pytest.raises(ValueError, match="no whole checkpoint"):
             run.restore(tmp_path / "elsewhere")
-
-
-def test_the_state_is_one_record_that_says_what_it_holds():
-    with make() as run:
-        state = run.init()
-    assert isinstance(state, run_state.RunState)
-    assert set(state.rounds.policies) == {"main"}
-    assert state.stream.passes[0].queue.shape == (61,)
 
 
 def counting():
@@ -157,10 +130,10 @@ def counting():
 @pytest.mark.parametrize("local", ["stepped", "fused", "virtual"])
 def test_kinds_of_rounds_have_a_rule_and_a_policy_of_their_own(local, float64):
     """A Hessian product between two updates; the policy learns each kind by itself."""
-    weights, data = problems.initial_weights(), problems.classification(64)
+    data, weights = problems.given()
     product = hessian_product.hessian_product(problems.weighted_softmax_loss)
     fields = {"quota": counting(), "ordering": {}, "local": local, "rules": {"product": product}}
-    with make(data, np.float64, **fields) as run:
+    with make(64, **fields) as run:
         state, _ = run.round(run.init())
         params, vector = run.params(state)[0], np.random.default_rng(1).normal(size=weights.shape)
         state, report = run.round(state, kind="product", given=vector)
@@ -188,18 +161,13 @@ def test_kinds_of_rounds_have_a_rule_and_a_policy_of_their_own(local, float64):
     [
         ({"ordering": {"method": "d_grab"}}, r"rules: product find no signs"),
         ({"rules": {"main": None}}, r"rules: 'main' is the name"),
-        ({"rules": {"own": "local_sgd"}}, r"rules: 'own' keeps"),
+        ({"rules": {"own": LOCAL_SGD}}, r"rules: 'own' keeps"),
     ],
 )
 def test_kinds_of_rounds_that_a_run_cannot_have_are_refused(fields, message):
-    loss = problems.softmax_loss
-    own = {"own": local_sgd.local_sgd(loss, optax.sgd(0.1, momentum=0.9))}
-    product = {"product": hessian_product.hessian_product(loss)}
-    fields = {"ordering": {}, "rules": product, **fields}
-    if "own" in fields["rules"]:
-        fields["rules"] = own
+    product = {"product": hessian_product.hessian_product(problems.softmax_loss)}
     with pytest.raises(ValueError, match=message):
-        make(**fields)
+        make(**{"ordering": {}, "rules": product, **fields})
 
 
 def test_a_batch_is_done_again_by_other_quotas_with_the_same_sum():

@@ -7,12 +7,14 @@ import optax
 import pytest
 
 import hetjax
+from tests import promotion
 from tests.rounds import problems
 
 QUOTAS = {"policy": "static", "proportions": (4, 3, 1, 0)}
 pytestmark = pytest.mark.usefixtures("float64")
 LOCALS = ("stepped", "fused", "virtual")
 RATE = 0.3
+RING = {"name": "d_psgd", "graph": "ring"}
 
 
 def cluster(local):
@@ -21,13 +23,10 @@ def cluster(local):
 
 
 def run(local, *, optimizer=None, callbacks=(), dtype=np.float64, **fields):
-    return problems.fit(
-        problems.classification(64, dtype),
-        problems.initial_weights(dtype),
-        optimizer=optimizer or optax.sgd(RATE, momentum=0.9),
-        **{"epochs": 2, "quota": QUOTAS, "local": local, "cluster": cluster(local), **fields},
-        callbacks=callbacks,
-    )
+    optimizer = optimizer or optax.sgd(RATE, momentum=0.9)
+    fields = {"epochs": 2, "quota": QUOTAS, "local": local, "cluster": cluster(local), **fields}
+    given = problems.given(64, dtype)
+    return problems.fit(*given, optimizer=optimizer, callbacks=callbacks, **fields)
 
 
 @pytest.mark.parametrize("local", LOCALS)
@@ -47,7 +46,7 @@ def test_norms_are_those_of_the_update_that_was_made(local):
     assert result.history[-1]["grad_norm"] == pytest.approx(seen[-1][0].update.grad_norm, rel=1e-8)
 
 
-@pytest.mark.parametrize("local", LOCALS)
+@pytest.mark.parametrize("local", ["stepped", "virtual"])
 def test_the_gradient_is_measured_before_it_is_clipped(local):
     clipped = optax.chain(optax.clip_by_global_norm(1e-3), optax.sgd(RATE))
     line = run(local, optimizer=clipped, epochs=1).history[0]
@@ -58,18 +57,8 @@ def test_the_gradient_is_measured_before_it_is_clipped(local):
 @pytest.mark.parametrize("local", ["stepped", "virtual"])
 def test_gossiping_workers_tell_their_mean(local):
     """Before the first round replicas are equal: what each adds is what it moves by."""
-    with hetjax.Run(
-        problems.softmax_loss,
-        problems.initial_weights(),
-        optax.sgd(RATE),
-        problems.classification(64),
-        microbatch_size=4,
-        budget=8,
-        local=local,
-        quota=QUOTAS,
-        cluster=cluster(local),
-        reducer={"name": "d_psgd", "graph": "ring"},
-    ) as gossip:
+    fields = {"local": local, "quota": QUOTAS, "cluster": cluster(local), "reducer": RING}
+    with problems.run(optimizer=optax.sgd(RATE), **fields) as gossip:
         state, report = gossip.round(gossip.init())
         moved = np.asarray(state.train.params) - problems.initial_weights()
         norms = np.linalg.norm(moved, axis=(1, 2))
@@ -80,7 +69,7 @@ def test_gossiping_workers_tell_their_mean(local):
         assert report.read().update.grad_norm == pytest.approx(norms[:3].mean() / RATE, rel=1e-10)
 
 
-@pytest.mark.parametrize("local", LOCALS)
+@pytest.mark.parametrize("local", ["stepped", "virtual"])
 def test_the_learning_rate_is_told_where_the_state_has_it(local):
     def told(**fields):
         return run(local, dtype=np.float32, **fields).history
@@ -102,21 +91,18 @@ def test_the_learning_rate_is_told_where_the_state_has_it(local):
 
 
 def test_a_round_without_weight_moves_nothing():
+    """The optimiser is not asked either, which would let the weights decay, and count."""
+
     def weightless(weights, batch, rng):
         losses = problems.softmax_loss(weights, batch, rng)
         return losses, jnp.zeros_like(losses)
 
-    seen = []
-    result = run(
-        "stepped",
-        optimizer=optax.chain(optax.sgd(RATE), optax.add_decayed_weights(0.1)),
-        loss_fn=weightless,
-        callbacks=[
-            lambda report: seen.append((report.update.update_norm, report.update.grad_norm))
-        ],
-    )
+    seen, optimizer = [], promotion.promoting(optax.adamw(RATE))
+    callback = lambda report: seen.append((report.update.update_norm, report.update.grad_norm))  # noqa: E731
+    result = run("stepped", optimizer=optimizer, loss_fn=weightless, callbacks=[callback])
     assert seen == [(0.0, 0.0)] * 4
     np.testing.assert_array_equal(result.params, problems.initial_weights())
+    assert int(result.state.opt_state[0].count[0]) == 0
 
 
 def test_bfloat16_norms_are_summed_in_float32():
@@ -127,17 +113,8 @@ def test_bfloat16_norms_are_summed_in_float32():
         total = 0.01 * params["a"].astype(jnp.float32).sum() + params["b"].sum()
         return total * batch["x"][:, 0]
 
-    result = hetjax.fit(
-        loss_fn,
-        params,
-        optax.sgd(1.0),
-        data,
-        epochs=1,
-        microbatch_size=8,
-        budget=1,
-        workers=1,
-        progress=False,
-    )
+    fields = {"epochs": 1, "microbatch_size": 8, "budget": 1, "cluster": {"num_workers": 1}}
+    result = problems.fit(data, params, loss_fn=loss_fn, optimizer=optax.sgd(1.0), **fields)
     each = float(jnp.asarray(0.01, jnp.bfloat16))
     assert result.history[0]["grad_norm"] == pytest.approx(np.sqrt(2100 * each**2 + 3), rel=1e-6)
 
@@ -153,24 +130,12 @@ def test_parameters_are_asked_for_while_the_callback_runs():
 @pytest.mark.parametrize("local", ["stepped", "virtual"])
 def test_a_callback_sees_the_mean_of_gossiping_replicas(local):
     seen = []
-    result = run(
-        local,
-        reducer={"name": "d_psgd", "graph": "ring"},
-        callbacks=[lambda report: seen.append(report.params())],
-    )
+    result = run(local, reducer=RING, callbacks=[lambda report: seen.append(report.params())])
     np.testing.assert_allclose(seen[-1], result.params, rtol=1e-12)
 
 
 def test_a_loop_of_ones_own_asks_the_run():
-    with hetjax.Run(
-        problems.softmax_loss,
-        problems.initial_weights(),
-        optax.sgd(RATE),
-        problems.classification(64),
-        workers=4,
-        microbatch_size=4,
-        budget=8,
-    ) as stepped:
+    with problems.run() as stepped:
         _, report = stepped.round(stepped.init())
         assert report.read().update.grad_norm > 0
         with pytest.raises(ValueError, match=r"run\.params\(state\)"):

@@ -7,25 +7,11 @@ import pytest
 
 from tests.rounds import problems
 
-CASES = [
-    {"local": "stepped"},
-    {"local": "fused"},
-    {"local": "virtual", "ordering": "d_grab"},
-    {"reducer": "matcha", "loss_fn": problems.weighted_softmax_loss},
-]
 
-
-def train(dtype, fields):
-    data, weights = problems.classification(dtype=dtype), problems.initial_weights(dtype)
-    result = problems.fit(data, weights, epochs=1, **fields)
+def train(**fields):
+    result = problems.train(203, epochs=1, **fields)
     assert result.summary["examples_processed"] == 203
     return result.params
-
-
-@pytest.mark.parametrize("fields", CASES)
-def test_rounds_in_float64_need_no_promotion(fields, float64):
-    assert jax.config.jax_numpy_dtype_promotion == "strict"
-    assert train(np.float64, fields).dtype == np.float64
 
 
 @pytest.fixture
@@ -45,8 +31,5 @@ def test_a_loss_that_leaves_casts_to_jax_trains(local, standard):
         losses = problems.softmax_loss(weights, batch, rng)
         return losses * (1 + batch["y"]).astype(jnp.float32)
 
-    params = [
-        train(np.float32, {"local": local, "loss_fn": one, "quota": {"policy": "equal"}})
-        for one in (loss_fn, with_casts)
-    ]
+    params = [train(local=local, loss_fn=one, quota="equal") for one in (loss_fn, with_casts)]
     np.testing.assert_array_equal(*params)

@@ -71,19 +71,10 @@ def pooled(weights, data, ids):
 
 @pytest.mark.parametrize("local", FORMS)
 def test_every_token_of_a_round_counts_alike(local, tmp_path, float64):
-    data, weights = sentences(), problems.initial_weights()
-    lines = []
-    result = problems.fit(
-        data,
-        weights,
-        loss_fn=measured,
-        optimizer=optax.sgd(STEP),
-        epochs=1,
-        budget=20,
-        local=local,
-        replay=trace(tmp_path / "trace.jsonl", [[7, 1, 0, 12], [0, 12, 7, 1], [5, 0, 6, 0]]),
-        callbacks=[lines.append],
-    )
+    data, weights, lines = sentences(), problems.initial_weights(), []
+    rounds = trace(tmp_path / "trace.jsonl", [[7, 1, 0, 12], [0, 12, 7, 1], [5, 0, 6, 0]])
+    fields = {"optimizer": optax.sgd(STEP), "epochs": 1, "budget": 20, "callbacks": [lines.append]}
+    result = problems.fit(data, weights, loss_fn=measured, local=local, replay=rounds, **fields)
     expected = weights
     for line, ids in zip(lines, oracles.shuffled_rounds(203, [80, 80, 43], 0), strict=True):
         means, gradient = pooled(expected, data, ids)
@@ -94,10 +85,7 @@ def test_every_token_of_a_round_counts_alike(local, tmp_path, float64):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "method",
-    ["d_grab", "pair_balance_exact", "grab"],
-)
+@pytest.mark.parametrize("method", ["d_grab", "pair_balance_exact", "grab"])
 def test_an_order_takes_an_example_for_the_sum_of_its_tokens(method, float64):
     fields = {"epochs": 3, "cluster": SPEEDS, "ordering": {"method": method}}
     data, weights = sentences(), problems.initial_weights()
@@ -112,13 +100,11 @@ def test_an_order_takes_an_example_for_the_sum_of_its_tokens(method, float64):
 
 def test_the_evaluation_by_the_loss_counts_every_token_alike(float64):
     data, weights = sentences(), problems.initial_weights()
-    result = problems.fit(
-        data, weights, loss_fn=measured, epochs=1, eval_source=data, cluster=SPEEDS
-    )
-    loss, accuracy, length = pooled(result.params, data, range(203))[0]
-    assert result.summary["test_loss"] == pytest.approx(loss, rel=1e-8)
-    assert result.summary["test_accuracy"] == pytest.approx(accuracy, rel=1e-8)
-    assert result.summary["test_length"] == pytest.approx(length, rel=1e-8)
+    fields = {"loss_fn": measured, "epochs": 1, "eval_source": data, "cluster": SPEEDS}
+    result = problems.fit(data, weights, **fields)
+    expected = pooled(result.params, data, range(203))[0]
+    for name, value in zip(("loss", "accuracy", "length"), expected, strict=True):
+        assert result.summary[f"test_{name}"] == pytest.approx(value, rel=1e-8)
 
 
 def column_beside_row(weights, batch, rng):
@@ -134,9 +120,10 @@ def column_beside_row(weights, batch, rng):
         (column_beside_row, r"float32\[4, 4\].*arrays \[4, 1\] and \[4\] together"),
         (lambda w, b, r: {"loss": token_losses(w, b)[:, 0]}, r"returned losses dict"),
         (lambda w, b, r: b["y"][:, 0], r"losses int32\[4\].*floating point"),
+        (lambda w, b, r: token_losses(w, b).mean(), r"losses float32\[\].*\[4\].*\.mean\(\)"),
+        (lambda w, b, r: (1, 2, 3), "tuple of 3"),
     ],
 )
 def test_what_is_not_one_number_an_example_or_token_is_refused(loss_fn, message):
-    data, weights = sentences(32, np.float32), problems.initial_weights(np.float32)
     with pytest.raises(ValueError, match=message):
-        problems.fit(data, weights, loss_fn=loss_fn, epochs=1)
+        problems.fit(sentences(32, np.float32), problems.given()[1], loss_fn=loss_fn, epochs=1)

@@ -13,7 +13,6 @@ import hetjax
 from tests.rounds import problems
 
 ROUNDS, SIZE, BUDGET = 20, 4, 8
-LOCAL = ("stepped", "fused", "virtual")
 GOSSIP = {"name": "d_psgd", "graph": "ring"}
 FIELDS = {
     "microbatch_size": SIZE,
@@ -66,6 +65,11 @@ def fit(loss_fn, values, **fields):
     return hetjax.fit(loss_fn, weights, optimizer, DATA, values=values, **given)
 
 
+def run_of(loss_fn, params, data=DATA, **fields):
+    fields = {"quota": FIELDS["quota"], "cluster": FIELDS["cluster"], **fields}
+    return problems.run(data, params, loss_fn=loss_fn, **fields)
+
+
 def plain(loss_fn, values, rounds=ROUNDS):
     """The same by a loop on one device."""
     optimizer, weights = optax.sgd(0.1, momentum=0.9), problems.initial_weights()
@@ -82,8 +86,10 @@ def plain(loss_fn, values, rounds=ROUNDS):
     return weights, used
 
 
-@pytest.mark.parametrize("local", LOCAL)
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize(
+    ("recipe", "local"),
+    [*((recipe, "virtual") for recipe in RECIPES), ("teacher", "stepped"), ("teacher", "fused")],
+)
 def test_values_go_on_as_in_a_plain_loop(recipe, local, float64):
     loss_fn, values = RECIPES[recipe]
     result = fit(loss_fn, values, local=local)
@@ -96,15 +102,7 @@ def test_values_go_on_as_in_a_plain_loop(recipe, local, float64):
 
 
 def test_a_change_of_a_value_compiles_nothing(float64):
-    with hetjax.Run(
-        annealed,
-        problems.initial_weights(),
-        optax.sgd(0.1),
-        DATA,
-        values=beta,
-        epochs=9,
-        **{k: v for k, v in FIELDS.items() if k != "progress"},
-    ) as run:
+    with run_of(annealed, problems.initial_weights(), values=beta, epochs=9) as run:
         state, _ = run.round(run.init())
         compiled = []
         jax.monitoring.register_event_duration_secs_listener(
@@ -157,17 +155,10 @@ def test_metrics_and_rules_see_the_values(float64):
         seen.append(jax.tree.map(jnp.shape, shared.named.values))
         return made.add(shared, *others)
 
-    result = fit(
-        annealed,
-        beta,
-        rule=made._replace(add=add),
-        eval_source=DATA,
-        metrics_fn=metrics_fn,
-        epochs=5,
-    )
-    assert [line["eval"]["test_beta"] for line in result.history] == pytest.approx(
-        [0.1, 0.2, 0.3, 0.4, 0.5], abs=1e-6
-    )
+    fields = {"rule": made._replace(add=add), "eval_source": DATA, "metrics_fn": metrics_fn}
+    result = fit(annealed, beta, epochs=5, **fields)
+    found = [line["eval"]["test_beta"] for line in result.history]
+    assert found == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.5], abs=1e-6)
     assert {"beta": ()} in seen
     weights, _ = plain(annealed, beta, 5)
     np.testing.assert_allclose(result.params, weights, rtol=0, atol=1e-12)
@@ -219,17 +210,13 @@ def test_the_dynamic_loss_scale_of_jmp():
         finite = jmp.all_finite(grads)
         updates, after = optimizer.update(grads, state)
         new = optax.apply_updates(weights, updates), after
-        return (
-            jmp.select_tree(finite, new, (weights, state)),
-            adjust(scale, None, None, {"finite": finite}),
-            finite,
-        )
+        scale = adjust(scale, None, None, {"finite": finite})
+        return jmp.select_tree(finite, new, (weights, state)), scale, finite
 
-    fields = {**FIELDS, "microbatch_size": 8, "budget": 2, "quota": "equal"}
-    del fields["progress"]
+    fields = {"microbatch_size": 8, "budget": 2, "quota": "equal", "optimizer": optimizer}
     state, scale, skipped = optimizer.init(weights), begun, 0
     given = {"values": (begun, adjust), "nonfinite": "skip_update", "epochs": 200}
-    with hetjax.Run(half_loss, weights, optimizer, data, **given, **fields) as run:
+    with run_of(half_loss, weights, data, **given, **fields) as run:
         now = run.init()
         for _ in range(200):
             now, report = run.round(now)
@@ -245,7 +232,7 @@ def test_the_dynamic_loss_scale_of_jmp():
 
 @pytest.mark.parametrize(
     ("local", "reducer"),
-    [(each, "all_reduce") for each in LOCAL] + [("stepped", GOSSIP), ("virtual", GOSSIP)],
+    [("fused", "all_reduce"), ("virtual", "all_reduce"), ("stepped", GOSSIP), ("virtual", GOSSIP)],
 )
 def test_an_update_that_is_not_finite_is_left_out(local, reducer, float64):
     def loss_fn(weights, batch, rng, *, values):
@@ -253,24 +240,19 @@ def test_an_update_that_is_not_finite_is_left_out(local, reducer, float64):
         return losses * jnp.where(values["count"] % 3 == 1, 1e308 * 1e10, 1.0)
 
     def count(values, params, progress, metrics):
-        return {
-            "count": values["count"] + 1,
-            "odd": values["odd"] + jnp.where(metrics["finite"], 0, 1),
-        }
+        odd = values["odd"] + jnp.where(metrics["finite"], 0, 1)
+        return {"count": values["count"] + 1, "odd": odd}
 
     values = {"count": 0, "odd": 0}, count
     fields = {"local": local, "reducer": reducer, "epochs": 6}
     result = fit(loss_fn, values, nonfinite="skip_update", **fields)
-    weights, _ = plain(problems_loss, (values[0], lambda v, *_: v), 4)
+    plain_loss = lambda *given, batch, values, **_: not_asking(*given, batch, None)  # noqa: E731
+    weights, _ = plain(plain_loss, (values[0], lambda v, *_: v), 4)
     if reducer == "all_reduce":
         np.testing.assert_allclose(result.params, weights, rtol=0, atol=1e-12)
     assert np.isfinite(result.params).all()
     assert int(result.state.values["odd"][0]) == 2
     assert [line["skipped_examples"] for line in result.history] == [0, 32, 0, 0, 32, 0]
-
-
-def problems_loss(weights, batch, rng, *, values):
-    return problems.softmax_loss(weights, batch, rng)
 
 
 # --- What is refused ---
@@ -302,15 +284,7 @@ def not_asking(weights, batch, rng):
 )
 def test_what_cannot_be_given_is_refused(loss_fn, given, message):
     with pytest.raises(ValueError, match=message):
-        hetjax.fit(
-            loss_fn,
-            problems.initial_weights(np.float32),
-            optax.sgd(0.1),
-            DATA,
-            **FIELDS,
-            epochs=1,
-            **given,
-        )
+        fit(loss_fn, **{"values": None, "epochs": 1, **given})
 
 
 def test_a_result_hands_its_quotas_on():
@@ -341,7 +315,6 @@ def test_an_augmentation_is_given_the_values_of_its_epoch(float64):
     assert sorted(set(seen)) == pytest.approx([0.0, 0.1, 0.2], abs=1e-6)
     for epoch in range(3):
         batch = {**DATA, "x": DATA["x"] * 0.1 * epoch}
-        weights = weights - 0.1 * jax.grad(lambda w, b=batch: not_asking(w, b, None).mean())(
-            weights
-        )
+        grad = jax.grad(lambda w, b=batch: not_asking(w, b, None).mean())
+        weights = weights - 0.1 * grad(weights)
     np.testing.assert_allclose(result.params, weights, rtol=0, atol=1e-12)

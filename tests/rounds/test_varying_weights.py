@@ -33,14 +33,9 @@ def test_an_update_is_the_derivative_of_the_quotient(line, float64):
 
 
 def test_a_train_step_descends_the_quotient(float64):
-    mesh, optimizer = hetjax.make_worker_mesh(2), optax.sgd(1.0)
-    state = hetjax.make_train_state(POINT, optimizer, num_workers=2, mesh=mesh)
-    step = jax.jit(hetjax.make_train_step(loss_fn, optimizer, mesh, nominal_examples=12))
-    ids = np.arange(12, dtype=np.int32).reshape(2, 3, 2)
-    batch = hetjax.Microbatch(
-        ids, np.ones(ids.shape, np.float32), jax.tree.map(lambda x: x[ids], DATA)
-    )
-    new, _, _ = step(state, batch, np.array([3, 1], np.int32), jax.random.key(0))
+    ids = np.arange(12).reshape(2, 3, 2)
+    step, *given = problems.own_step(ids, DATA, POINT, optax.sgd(1.0), loss_fn=loss_fn)
+    new, _, _ = jax.jit(step)(*given, np.array([3, 1], np.int32), jax.random.key(0))
     rows = [ids[0].reshape(-1), ids[1, :1].reshape(-1)]
     expected = varying_weights.by_differences(
         lambda params: varying_weights.objective(params, rows, [0.5, 0.5], "example")
@@ -57,32 +52,21 @@ def test_constant_weights_have_no_gradient():
     assert rule.weight_grads is None
 
 
+def run(loss=loss_fn, **fields):
+    fields = {"microbatch_size": 2, "budget": 2, "local": "virtual", **fields}
+    return problems.run(DATA, POINT, loss_fn=loss, **fields)
+
+
 def test_orders_that_take_signs_refuse_weights_that_vary():
-    def run(loss):
-        fields = {"workers": 2, "epochs": 1, "microbatch_size": 2, "budget": 2}
-        return hetjax.Run(
-            loss, POINT, optax.sgd(0.1), DATA, ordering="grab", local="virtual", **fields
-        )
-
     with pytest.raises(ValueError, match=r"ordering: the weights of loss_fn depend"):
-        run(loss_fn)
-
-    run(varying_weights.held).close()
+        run(ordering="grab")
+    run(varying_weights.held, ordering="grab").close()
 
 
 def test_a_rule_of_gradients_alone_is_refused_where_weights_vary():
-    fields = {"workers": 1, "epochs": 1, "microbatch_size": 2, "budget": 2, "local": "virtual"}
     with pytest.raises(ValueError, match=r"gradient_sums\(loss_fn, weights_vary=True\)"):
-        hetjax.Run(
-            loss_fn,
-            POINT,
-            optax.sgd(0.1),
-            DATA,
-            rule=gradients.gradient_sums(loss_fn, metrics=("again",)),
-            **fields,
-        )
-    rule = gradients.gradient_sums(loss_fn, metrics=("again",), weights_vary=True)
-    hetjax.Run(loss_fn, POINT, optax.sgd(0.1), DATA, rule=rule, **fields).close()
+        run(rule=gradients.gradient_sums(loss_fn, metrics=("again",)))
+    run(rule=gradients.gradient_sums(loss_fn, metrics=("again",), weights_vary=True)).close()
 
 
 def test_a_microbatch_whose_weights_have_no_finite_gradient_is_left_out():
@@ -91,10 +75,9 @@ def test_a_microbatch_whose_weights_have_no_finite_gradient_is_left_out():
         return hetjax.Losses((params - batch["a"]) ** 2, weights)
 
     data = {"a": np.array([2, 4, 1, 3], np.float32)}  # at 2 the square root has no derivative
-    fields = {"epochs": 1, "microbatch_size": 2, "budget": 2, "local": "virtual", "workers": 1}
+    fields = {"epochs": 1, "microbatch_size": 2, "budget": 2, "local": "virtual"}
+    fields |= {"loss_fn": at_a_corner, "cluster": {"num_workers": 1}}
     with pytest.raises(hetjax.NonFiniteError, match="not finite"):
-        hetjax.fit(at_a_corner, np.float32(2), optax.sgd(0.1), data, **fields)
-    result = hetjax.fit(
-        at_a_corner, np.float32(2), optax.sgd(0.1), data, nonfinite="skip", **fields
-    )
+        problems.fit(data, np.float32(2), **fields)
+    result = problems.fit(data, np.float32(2), nonfinite="skip", **fields)
     assert result.summary["examples_skipped"] == 2

@@ -14,7 +14,7 @@ import numpy as np
 import optax
 
 import hetjax
-from tests.rounds import objectives
+from tests.rounds import objectives, problems
 
 POINT = {"a": np.array([0.3, -0.7]), "b": np.array(0.4)}
 DATA = {
@@ -101,20 +101,10 @@ def gap(line: Line) -> float:
 
     Of the mean of the replicas, which are equal before. Call it with 64-bit numbers.
     """
-    with hetjax.Run(
-        loss_fn,
-        POINT,
-        optax.sgd(1.0),
-        DATA,
-        workers=_WORKERS,
-        epochs=2,
-        microbatch_size=_SIZE,
-        budget=_BUDGET,
-        local=line.local,
-        reducer=line.reducer,
-        data={"sharing": line.sharing, "weighting": line.weighting},
-        quota={"policy": "static", "proportions": (4, 3, 1, 0.1)},
-    ) as run:
+    fields = {"microbatch_size": _SIZE, "local": line.local, "reducer": line.reducer}
+    fields["data"] = {"sharing": line.sharing, "weighting": line.weighting}
+    fields["quota"] = {"policy": "static", "proportions": (4, 3, 1, 0.1)}
+    with problems.run(DATA, POINT, loss_fn=loss_fn, optimizer=optax.sgd(1.0), **fields) as run:
         state, report = run.round(run.init())
         shares = run.setup.stream.shares
     rows = [report.done.microbatches(worker).reshape(-1) for worker in range(_WORKERS)]

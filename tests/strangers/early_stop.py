@@ -1,34 +1,13 @@
 """The run ends when the validation loss does not fall any more."""
 
-import numpy as np
+import net
 import optax
 from flax import nnx
 
 import hetjax
 
 hetjax.use_cpu_workers(4)
-
-rng = np.random.default_rng(0)
-x = rng.normal(size=(512, 8)).astype(np.float32)
-data = {"x": x, "y": (x[:, 0] + x[:, 1] > 0).astype(np.int32)}
-
-
-class Net(nnx.Module):
-    def __init__(self, rngs):
-        self.hidden = nnx.Linear(8, 32, rngs=rngs)
-        self.out = nnx.Linear(32, 2, rngs=rngs)
-
-    def __call__(self, x):
-        return self.out(nnx.relu(self.hidden(x)))
-
-
-def loss(model, batch):
-    return optax.softmax_cross_entropy_with_integer_labels(model(batch["x"]), batch["y"])
-
-
-model = Net(nnx.Rngs(0))
-loss_fn, params = hetjax.nnx_loss(model, loss)
-
+loss_fn, params = hetjax.nnx_loss(net.Net(nnx.Rngs(0)), net.loss)
 best, since = float("inf"), 0
 
 
@@ -41,16 +20,7 @@ def stop_early(report):
     return hetjax.STOP if since >= 2 else None
 
 
-result = hetjax.fit(
-    loss_fn,
-    params,
-    optax.adam(0.1),
-    data,
-    epochs=100,
-    microbatch_size=8,
-    budget=16,
-    eval_source=data,
-    callbacks=[stop_early],
-)
+how = {"epochs": 100, "eval_source": net.data, "callbacks": [stop_early], **net.sizes}
+result = hetjax.fit(loss_fn, params, optax.adam(0.1), net.data, **how)
 assert result.summary["stopped_by"] == "callback stop_early"
 assert result.summary["epochs"] < 100

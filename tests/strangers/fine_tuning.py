@@ -1,37 +1,14 @@
 """Training goes on from another run's parameters and optimiser."""
 
-import numpy as np
+import net
 import optax
 from flax import nnx
 
 import hetjax
 
 hetjax.use_cpu_workers(4)
-
-rng = np.random.default_rng(0)
-x = rng.normal(size=(512, 8)).astype(np.float32)
-data = {"x": x, "y": (x[:, 0] + x[:, 1] > 0).astype(np.int32)}
-
-
-class Net(nnx.Module):
-    def __init__(self, rngs):
-        self.hidden = nnx.Linear(8, 32, rngs=rngs)
-        self.out = nnx.Linear(32, 2, rngs=rngs)
-
-    def __call__(self, x):
-        return self.out(nnx.relu(self.hidden(x)))
-
-
-def loss(model, batch):
-    return optax.softmax_cross_entropy_with_integer_labels(model(batch["x"]), batch["y"])
-
-
-model = Net(nnx.Rngs(0))
-loss_fn, params = hetjax.nnx_loss(model, loss)
-
-common = {"microbatch_size": 8, "budget": 16}
-first = hetjax.fit(loss_fn, params, optax.adam(1e-2), data, epochs=3, **common)
-second = hetjax.fit(
-    loss_fn, None, optax.adam(1e-2), data, epochs=1, init_state=first.state, **common
-)
+loss_fn, params = hetjax.nnx_loss(net.Net(nnx.Rngs(0)), net.loss)
+given = (optax.adam(1e-2), net.data)
+first = hetjax.fit(loss_fn, params, *given, epochs=3, **net.sizes)
+second = hetjax.fit(loss_fn, None, *given, epochs=1, init_state=first.state, **net.sizes)
 assert second.history[0]["loss"] < first.history[0]["loss"]

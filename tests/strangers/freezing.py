@@ -1,5 +1,6 @@
 """The first layer stays as it is."""
 
+import net
 import numpy as np
 import optax
 from flax import nnx
@@ -7,32 +8,11 @@ from flax import nnx
 import hetjax
 
 hetjax.use_cpu_workers(4)
-
-rng = np.random.default_rng(0)
-x = rng.normal(size=(512, 8)).astype(np.float32)
-data = {"x": x, "y": (x[:, 0] + x[:, 1] > 0).astype(np.int32)}
-
-
-class Net(nnx.Module):
-    def __init__(self, rngs):
-        self.hidden = nnx.Linear(8, 32, rngs=rngs)
-        self.out = nnx.Linear(32, 2, rngs=rngs)
-
-    def __call__(self, x):
-        return self.out(nnx.relu(self.hidden(x)))
-
-
-def loss(model, batch):
-    return optax.softmax_cross_entropy_with_integer_labels(model(batch["x"]), batch["y"])
-
-
-model = Net(nnx.Rngs(0))
-loss_fn, params = hetjax.nnx_loss(model, loss)
-
+loss_fn, params = hetjax.nnx_loss(net.Net(nnx.Rngs(0)), net.loss)
 labels = {name: "frozen" if name == "hidden" else "trained" for name in params}
 optimizer = optax.multi_transform(
     {"frozen": optax.set_to_zero(), "trained": optax.adam(1e-2)}, labels
 )
-result = hetjax.fit(loss_fn, params, optimizer, data, epochs=3, microbatch_size=8, budget=16)
+result = hetjax.fit(loss_fn, params, optimizer, net.data, epochs=3, **net.sizes)
 np.testing.assert_array_equal(result.params["hidden"]["kernel"], params["hidden"]["kernel"])
 assert not np.array_equal(result.params["out"]["kernel"], params["out"]["kernel"])

@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import net
 import numpy as np
 import optax
 from flax import nnx
@@ -9,11 +10,6 @@ from flax import nnx
 import hetjax
 
 hetjax.use_cpu_workers(4)
-
-rng = np.random.default_rng(0)
-x = rng.normal(size=(512, 8)).astype(np.float32)
-data = {"x": x, "y": (x[:, 0] + x[:, 1] > 0).astype(np.int32)}
-settings = {"epochs": 3, "microbatch_size": 8, "budget": 16, "progress": False}
 
 
 class Block(nnx.Module):
@@ -36,15 +32,13 @@ class Net(nnx.Module):
         return self.out(x)
 
 
-def loss(model, batch):
-    return optax.softmax_cross_entropy_with_integer_labels(model(batch["x"]), batch["y"])
-
-
 found, kept = [], []
 for again in (False, True):
-    loss_fn, params = hetjax.nnx_loss(Net(again, nnx.Rngs(0)), loss)
-    found.append(hetjax.fit(loss_fn, params, optax.sgd(0.1), data, **settings).params)
-    pullback = jax.vjp(lambda p, f=loss_fn: f(p, data, jax.random.key(0)), params)[1]
+    loss_fn, params = hetjax.nnx_loss(Net(again, nnx.Rngs(0)), net.loss)
+    found.append(
+        hetjax.fit(loss_fn, params, optax.sgd(0.1), net.data, epochs=3, **net.sizes).params
+    )
+    pullback = jax.vjp(lambda p, f=loss_fn: f(p, net.data, jax.random.key(0)), params)[1]
     kept.append(sum(leaf.nbytes for leaf in jax.tree.leaves(pullback)))
 jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), *found)
 assert kept[1] < kept[0] / 4

@@ -1,19 +1,13 @@
 """Equal layers as one, whose parameters are stacked: the program does not grow with depth."""
 
 import jax.numpy as jnp
-import numpy as np
+import net
 import optax
 from flax import nnx
 
 import hetjax
 
 hetjax.use_cpu_workers(4)
-
-rng = np.random.default_rng(0)
-x = rng.normal(size=(512, 8)).astype(np.float32)
-data = {"x": x, "y": (x[:, 0] + x[:, 1] > 0).astype(np.int32)}
-settings = {"epochs": 3, "microbatch_size": 8, "budget": 16, "progress": False}
-
 
 LAYERS = 6
 
@@ -37,12 +31,8 @@ class Net(nnx.Module):
         return self.out(scan(x, self.layers))
 
 
-def loss(model, batch):
-    return optax.softmax_cross_entropy_with_integer_labels(model(batch["x"]), batch["y"])
-
-
 model = Net(nnx.Rngs(0))
-loss_fn, params = hetjax.nnx_loss(model, loss)
+loss_fn, params = hetjax.nnx_loss(model, net.loss)
 assert params["layers"]["linear"]["kernel"].shape == (LAYERS, 8, 8)
-result = hetjax.fit(loss_fn, params, optax.adam(1e-2), data, **settings)
+result = hetjax.fit(loss_fn, params, optax.adam(1e-2), net.data, epochs=3, **net.sizes)
 assert result.history[-1]["loss"] < result.history[0]["loss"] / 2

@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import net
 import numpy as np
 import optax
 
@@ -9,9 +10,8 @@ import hetjax
 
 hetjax.use_cpu_workers(4)
 
-x = np.random.default_rng(0).normal(size=(512, 8)).astype(np.float32)
-data = {"x": x, "y": (x[:, 0] + x[:, 1] > 0).astype(np.int32)}
-params, settings = np.zeros((8, 2), np.float32), {"epochs": 2, "microbatch_size": 8, "budget": 16}
+data, params = net.data, np.zeros((8, 2), np.float32)
+settings = {"epochs": 2, "microbatch_size": 8, "budget": 16}
 
 
 def loss_fn(params, batch, rng):

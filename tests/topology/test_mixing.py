@@ -3,7 +3,7 @@ import itertools
 import numpy as np
 import pytest
 
-from hetjax.topology import graphs, matchings, mixing, schedules, spectra
+from hetjax.topology import graphs, matchings, mixing, named, schedules, spectra
 from tests import oracles
 
 # MATCHA's first base graph and the values found for it with a semidefinite solver's precision.
@@ -39,9 +39,9 @@ def connectivity(pieces, num_workers, probabilities):
 
 
 @pytest.mark.parametrize("num_workers", [1, 2, 3, 4, 8, 9, 15, 16])
-@pytest.mark.parametrize("name", graphs.GRAPHS)
+@pytest.mark.parametrize("name", named.GRAPHS)
 def test_mixing_matrices_are_doubly_stochastic(name, num_workers):
-    graph = graphs.make_graph(name, num_workers)
+    graph = named.make_graph(name, num_workers)
     for matrix in mixing.mixing_matrices(graph):
         if isinstance(graph, graphs.Graph):
             np.testing.assert_array_equal(matrix, matrix.T)

@@ -116,6 +116,7 @@ def test_only_neighbours_exchange(name):
 def test_copies_sent():
     assert make("all_reduce").copies_sent(()) == 2 * 7
     assert make("ring").copies_sent(()) == 2 * 7
+    assert [make("all_reduce").copies_sent((), present) for present in (1, 2, 5)] == [0, 2, 8]
     ring = make("d_psgd", "ring")
     assert ring.copies_sent(ring.mixing.gossip.active(0)) == 2 * N
     one_peer = make("d_psgd", "one_peer_exponential")

@@ -5,13 +5,13 @@ import functools
 import numpy as np
 import pytest
 
-from hetjax.topology import activation, graphs, matchings, schedules, spectra
+from hetjax.topology import activation, matchings, named, schedules, spectra
 from tests import oracles
 
 
 @functools.cache
 def pieces_of(name, num_workers, degree=4, seed=0):
-    graph = graphs.make_graph(name, num_workers, degree=degree, seed=seed)
+    graph = named.make_graph(name, num_workers, degree=degree, seed=seed)
     return matchings.decompose_matchings(graph.edges, num_workers)
 
 

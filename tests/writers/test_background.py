@@ -48,9 +48,8 @@ def test_a_writer_gets_every_line_of_the_run_and_its_end(tmp_path):
     assert [record.line for record in kept.records] == result.history
     assert kept.threads.isdisjoint({threading.get_ident()})
     (ended,) = kept.ends
-    assert (ended.status, ended.summary, ended.run.config) == (
-        *("finished", result.summary, result.config),
-    )
+    assert ended.status == "finished"
+    assert (ended.summary, ended.run.config) == (result.summary, result.config)
     assert ended.report == (tmp_path / "report.html").read_text()
     assert ended.run.workdir == tmp_path
 
@@ -116,15 +115,8 @@ def test_a_bilevel_run_hands_over_its_outer_steps():
 
 def test_a_loop_of_ones_own_hands_its_reports_over(tmp_path):
     kept = Kept()
-    run = hetjax.Run(
-        problems.softmax_loss,
-        problems.initial_weights(np.float32),
-        optax.sgd(0.1),
-        DATA,
-        workers=2,
-        budget=4,
-        microbatch_size=4,
-    )
+    given = (problems.softmax_loss, problems.initial_weights(np.float32), optax.sgd(0.1), DATA)
+    run = hetjax.Run(*given, workers=2, budget=4, microbatch_size=4)
     with run, writers.sending([kept], config=run.recorded, workdir=tmp_path) as send:
         state = run.init()
         for _ in range(3):

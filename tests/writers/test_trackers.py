@@ -56,15 +56,28 @@ def fit(workdir, name, *more, **fields):
     return problems.fit(DATA, weights, workdir=workdir, writers=given, **fields)
 
 
-def test_what_its_own_reader_gives_back_is_what_was_sent(name, tmp_path):
-    sent = Sent()
-    fit(tmp_path, name, sent, eval_sources={"val": DATA, "test": DATA}, eval_source=None)
+def test_a_reader_gives_back_what_was_sent_and_of_whom_and_a_run_begun_anew_is_a_new_one(
+    name, tmp_path
+):
+    sent, sets = Sent(), {"eval_sources": {"val": DATA, "test": DATA}, "eval_source": None}
+    result = fit(tmp_path, name, sent, seed=3, **sets)
     assert sorted(sent.scalars) == [0, 1, 2, 3]
     assert {"train/loss", "val/loss", "test/loss", "workers/1/quota"} <= sent.scalars[3].keys()
     # A process of W&B's own writes its file, and on a busy machine is not done by then.
     launches.eventually(lambda: readers.equal(readers.READERS[name](tmp_path), sent.scalars))
     sent.scalars[2]["train/loss"] += 1e-3
     assert not readers.equal(readers.READERS[name](tmp_path), sent.scalars)
+    is_of_its_run(name, tmp_path, result)
+    kept = tmp_path / "writers.json"
+    before = json.loads(kept.read_text())[name] if kept.exists() else None
+    sent = Sent()
+    fit(tmp_path, name, sent, epochs=1, resume="overwrite")
+    if name == "tensorboard":
+        assert readers.purges_of_tensorboard(tmp_path)[-1] == 0
+    elif name == "csv":
+        assert readers.equal(readers.read_csv(tmp_path), sent.scalars)
+    else:
+        assert json.loads(kept.read_text())[name] != before
 
 
 def test_a_resumed_run_goes_on_in_the_same_run_of_the_tracker(name, tmp_path):
@@ -90,8 +103,8 @@ def test_a_resumed_run_goes_on_in_the_same_run_of_the_tracker(name, tmp_path):
         assert len(set(runs)) == 1
 
 
-def test_the_configuration_and_the_report_are_there(name, tmp_path):
-    result = fit(tmp_path, name, seed=3)
+def is_of_its_run(name, tmp_path, result):
+    """Looks for the configuration and the report in the tracker."""
     page = (tmp_path / "report.html").read_text()
     if name == "tensorboard":
         texts = readers.texts_of_tensorboard(tmp_path)
@@ -114,33 +127,14 @@ def test_the_configuration_and_the_report_are_there(name, tmp_path):
         assert pathlib.Path(path).read_text() == page
 
 
-def test_a_run_that_begins_anew_is_a_new_one(name, tmp_path):
-    fit(tmp_path, name)
-    kept = tmp_path / "writers.json"
-    before = json.loads(kept.read_text())[name] if kept.exists() else None
-    sent = Sent()
-    fit(tmp_path, name, sent, epochs=1, resume="overwrite")
-    if name == "tensorboard":
-        assert readers.purges_of_tensorboard(tmp_path)[-1] == 0
-    elif name == "csv":
-        assert readers.equal(readers.read_csv(tmp_path), sent.scalars)
-    else:
-        assert json.loads(kept.read_text())[name] != before
-
-
-def test_a_missing_package_is_asked_for(name, monkeypatch):
-    if name == "csv":
-        pytest.skip("needs no package")
-    monkeypatch.setattr(importlib.util, "find_spec", lambda package: None)
-    with pytest.raises(ModuleNotFoundError, match=rf"pip install 'hetjax\[{name}\]'"):
-        writers.WRITERS[name]()
-
-
-def test_without_a_place_or_a_workdir_a_writer_is_refused_before_the_run(name, monkeypatch):
-    if name == "wandb":
-        pytest.skip("W&B has a place of its own")
-    with pytest.raises(ValueError, match=rf"writers\.{name}\(\): give it a place"):
-        fit(None, name)
+def test_without_a_place_or_its_package_a_writer_is_refused_before_the_run(name, monkeypatch):
+    if name != "wandb":  # which has a place of its own
+        with pytest.raises(ValueError, match=rf"writers\.{name}\(\): give it a place"):
+            fit(None, name)
+    if name != "csv":  # which needs no package
+        monkeypatch.setattr(importlib.util, "find_spec", lambda package: None)
+        with pytest.raises(ModuleNotFoundError, match=rf"pip install 'hetjax\[{name}\]'"):
+            writers.WRITERS[name]()
 
 
 def test_trackers_are_not_imported_before_a_run_has_them():

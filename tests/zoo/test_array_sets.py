@@ -1,6 +1,5 @@
 """WikiText-2, GLUE and M4 from their files: what comes out, and what damaged files say."""
 
-import pathlib
 import zlib
 
 import numpy as np
@@ -38,11 +37,10 @@ def test_a_file_of_another_size_or_a_damaged_one_is_named(name, tmp_path, monkey
 
 
 def test_text_that_is_no_utf8_is_told(tmp_path, monkeypatch):
-    name = "rte"
-    spec = datasets.ARRAY_SETS[name].files[0]
-    array_sets.write(tmp_path, name, monkeypatch, {spec.name: b"good\xff\n"})
+    spec = datasets.ARRAY_SETS["rte"].files[0]
+    array_sets.write(tmp_path, "rte", monkeypatch, {spec.name: b"good\xff\n"})
     with pytest.raises(ValueError, match=r"is not text in UTF-8 \(byte 4\)"):
-        datasets.load(name, tmp_path)
+        datasets.load("rte", tmp_path)
 
 
 def test_lines_of_text_end_with_their_own_word_and_chunks_follow_the_stream(tmp_path, monkeypatch):
@@ -115,30 +113,22 @@ def test_features_by_singular_values_are_fitted_to_the_training_file(tmp_path, m
     np.testing.assert_array_equal(again.train.arrays["features"], features)
 
 
-@pytest.mark.parametrize(
-    ("row", "message"),
-    [
-        ("good\tyes", r"example 1 of x has the label 'yes', expected one of 0, 1"),
-        ("good", r"example 1 of x has 1 columns, expected 2"),
-    ],
-)
-def test_a_wrong_example_is_named_by_its_index(row, message):
-    content = f"sentence\tlabel\nfine\t1\n{row}\n".encode()
-    with pytest.raises(ValueError, match=message):
-        glue.parse(content, "x", glue.COLUMNS["SST-2"])
+SENTENCES, SERIES = "sentence\tlabel\nfine\t1\n", '"V1","V2","V3","V4"\n"W1","1","2","3"\n'
 
 
 @pytest.mark.parametrize(
-    ("row", "message"),
+    ("rows", "message"),
     [
-        ('"W2","3","x","5"', r"point 1 of series 1 \('W2'\) of y is 'x', expected a finite num"),
-        ('"W1","3"', r"series 1 \('W1'\) of y is there twice"),
+        (f"{SENTENCES}good\tyes\n", r"example 1 of x has the label 'yes', expected one of 0, 1"),
+        (f"{SENTENCES}good\n", r"example 1 of x has 1 columns, expected 2"),
+        (f'{SERIES}"W2","3","x"\n', r"point 1 of series 1 \('W2'\) of x is 'x', expected a finite"),
+        (f'{SERIES}"W1","3"\n', r"series 1 \('W1'\) of x is there twice"),
     ],
 )
-def test_a_wrong_point_is_named_by_its_series(row, message):
-    content = f'"V1","V2","V3","V4"\n"W1","1","2","3"\n{row}\n'.encode()
+def test_a_wrong_example_or_point_is_named_by_its_place(rows, message):
+    columns = {} if rows.startswith(SERIES) else {"columns": glue.COLUMNS["SST-2"]}
     with pytest.raises(ValueError, match=message):
-        m4_weekly.parse(content, "y")
+        (glue if columns else m4_weekly).parse(rows.encode(), "x", **columns)
 
 
 def test_options_are_those_of_the_set(tmp_path):
@@ -151,31 +141,22 @@ def test_options_are_those_of_the_set(tmp_path):
         glue.open_task(lambda name: b"", features="x", task="RTE")
 
 
+COUNTS = {"wikitext2": [2_088_628, 217_646, 245_569], "m4_weekly": [359, 359]}
+COUNTS |= {"sst2": [67_349, 872], "cola": [8_551, 1_043], "rte": [2_490, 277]}
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_the_real_files_match_their_checksums_and_have_the_known_counts(name, test_data):
-    folders = (test_data / name, test_data)
-    original = datasets.ARRAY_SETS[name]
+    original, counts = datasets.ARRAY_SETS[name], []
     for spec in original.files:
-        if not any((folder / spec.name).is_file() for folder in folders):
+        if not any((folder / spec.name).is_file() for folder in (test_data / name, test_data)):
             pytest.skip(f"HETJAX_TEST_DATA has no {spec.name}")
-    read = files.reader(original, pathlib.Path(test_data), download=False)
-    counts = {}
+    read = files.reader(original, test_data, download=False)
     for spec in original.files:
-        content, short = read(spec.name), spec.name.split("/")[-1]
-        if name == "wikitext2":
-            counts[short] = len(wikitext2.parse(content, short))
-        elif name == "m4_weekly":
-            counts[short] = len(m4_weekly.parse(content, short))
+        if name in ("wikitext2", "m4_weekly"):
+            parse = {"wikitext2": wikitext2.parse, "m4_weekly": m4_weekly.parse}[name]
+            counts.append(len(parse(read(spec.name), spec.name)))
         else:
             columns = glue.COLUMNS[spec.name.split("/")[1]]
-            counts[short] = len(glue.parse(content, short, columns)[1])
-    assert (
-        list(counts.values())
-        == {
-            "wikitext2": [2_088_628, 217_646, 245_569],
-            "sst2": [67_349, 872],
-            "cola": [8_551, 1_043],
-            "rte": [2_490, 277],
-            "m4_weekly": [359, 359],
-        }[name]
-    )
+            counts.append(len(glue.parse(read(spec.name), spec.name, columns)[1]))
+    assert counts == COUNTS[name]

@@ -16,26 +16,31 @@ from hetjax.zoo.models import layers
 
 
 @pytest.mark.parametrize(
-    ("name", "shape", "options", "count"),
+    ("name", "shape", "outputs", "options", "count"),
     [
-        ("lenet", (32, 32, 3), {}, 62_006),
-        ("lenet", (28, 28, 1), {}, 44_426),
-        ("logistic", (28, 28, 1), {}, 7_850),
-        ("mlp", (28, 28, 1), {"hidden": (256, 128)}, 235_146),
-        ("small_cnn", (8, 8, 1), {}, 6_186),
-        ("resnet8", (32, 32, 3), {}, 77_850),
-        ("resnet18", (32, 32, 3), {"norm": "batch"}, 11_173_962),
+        ("lenet", (32, 32, 3), 10, {}, 62_006),
+        ("lenet", (28, 28, 1), 10, {}, 44_426),
+        ("logistic", (28, 28, 1), 10, {}, 7_850),
+        ("mlp", (28, 28, 1), 10, {"hidden": (256, 128)}, 235_146),
+        ("small_cnn", (8, 8, 1), 10, {}, 6_186),
+        ("resnet8", (32, 32, 3), 10, {}, 77_850),
+        ("resnet18", (32, 32, 3), 10, {"norm": "batch"}, 11_173_962),
+        ("lstm", (36,), 10_000, {"hidden": (32, 32)}, 10_000 * 33 + 2 * 4 * 32 * 65),
+        ("transformer", (129,), 10_000, {}, 10_128 * 128 + 2 * 198_272 + 256),
+        ("bag_of_words", (65_536,), 2, {}, 2 * 65_537),
+        ("forecaster", (20,), 6, {}, 21 * 64 + 2 * 65 * 64 + 65 * 6),
     ],
 )
-def test_number_of_parameters(name, shape, options, count):
+def test_number_of_parameters(name, shape, outputs, options, count):
     def run(images):
-        model = models.make(name, shape, 10, rngs=nnx.Rngs(0), **options)
+        model = models.make(name, shape, outputs, rngs=nnx.Rngs(0), **options)
         return nnx.to_pure_dict(nnx.state(model, nnx.Param)), model(images)
 
-    images = jax.ShapeDtypeStruct((2, *shape), jnp.uint8)
-    params, logits = jax.eval_shape(run, images)
+    dtype = jnp.uint8 if len(shape) == 3 else jnp.float32 if name == "forecaster" else jnp.int32
+    params, found = jax.eval_shape(run, jax.ShapeDtypeStruct((2, *shape), dtype))
     assert sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params)) == count
-    assert (logits.shape, logits.dtype) == ((2, 10), jnp.float32)
+    of_words = (shape[0] - 1,) if name in ("lstm", "transformer") else ()
+    assert (found.shape, found.dtype) == ((2, *of_words, outputs), jnp.float32)
 
 
 def test_pooling_equals_max_pool_and_so_does_its_gradient():
@@ -76,11 +81,8 @@ def test_convolutions_equal_those_of_flax_and_so_do_their_gradients(shape):
     expected, gradients = jax.value_and_grad(lambda *x: jnp.sum(by_flax(*x) ** 2), (0, 1))(
         images, filters
     )
-    for form in (
-        layers.conv_relu_pool,
-        layers.conv_relu_pool_by_xla,
-        layers._conv_relu_pool_by_rows,
-    ):
+    forms = (layers.conv_relu_pool, layers.conv_relu_pool_by_xla, layers._conv_relu_pool_by_rows)
+    for form in forms:
         found = jax.jit(jax.value_and_grad(lambda *x, f=form: jnp.sum(f(*x) ** 2), (0, 1)))
         value, own = found(images, filters)
         np.testing.assert_allclose(value, expected, rtol=1e-5)
@@ -113,24 +115,24 @@ def test_normalised_examples_do_not_depend_on_their_batch(name):
     np.testing.assert_allclose(*both(images), rtol=1e-5, atol=1e-5)
 
 
-def test_the_configuration_allows_exactly_the_registered_names():
+def test_every_model_has_a_name_in_the_configuration_and_says_what_it_takes():
     assert set(options.options_of(config.ModelConfig)["name"].rule.names) == set(models.MODELS)
-
-
-def test_every_model_says_what_it_takes_and_only_those():
     assert models.TAKES.keys() == models.MODELS.keys()
     assert models.options_of("mlp") == ("hidden", "input_max", "param_dtype")
     assert models.options_of("logistic") == ()
 
 
-def test_an_unknown_model_names_the_nearest():
-    with pytest.raises(ValueError, match=r"model: got 'lenet5', must be .* Did you mean 'lenet'"):
-        models.make("lenet5", (32, 32, 3), 10, rngs=nnx.Rngs(0))
-
-
 @pytest.mark.parametrize(
-    ("name", "shape"), [("lenet", (8, 8, 1)), ("small_cnn", (64,)), ("resnet8", (4, 4, 1))]
+    ("name", "shape", "options", "message"),
+    [
+        ("lenet5", (32, 32, 3), {}, r"model: got 'lenet5', must be .* Did you mean 'lenet'"),
+        ("lenet", (8, 8, 1), {}, "model .* got examples of shape"),
+        ("small_cnn", (64,), {}, "model .* got examples of shape"),
+        ("resnet8", (4, 4, 1), {}, "model .* got examples of shape"),
+        ("lstm", (7,), {"hidden": (32, 16)}, r"hidden: got \(32, 16\), must be one or more equal"),
+        ("transformer", (7,), {"width": 8, "heads": 3}, "heads: got 3, must divide model.width=8"),
+    ],
 )
-def test_images_that_a_model_cannot_take_are_refused(name, shape):
-    with pytest.raises(ValueError, match=r"model .* got examples of shape"):
-        models.make(name, shape, 10, rngs=nnx.Rngs(0))
+def test_a_model_that_cannot_be_made_is_refused(name, shape, options, message):
+    with pytest.raises(ValueError, match=message):
+        models.make(name, shape, 10, rngs=nnx.Rngs(0), **options)

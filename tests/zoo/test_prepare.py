@@ -1,7 +1,6 @@
 import contextlib
 import dataclasses
 import json
-import os
 import subprocess
 import sys
 
@@ -17,23 +16,21 @@ PATIENCE_SECS = 300  # a few are usual, where the machine is not busy
 FOLDER = "hetjax_digits/1.0.0"
 
 
-@pytest.fixture(scope="module")
-def digits_dir(tmp_path_factory):
-    data_dir = tmp_path_factory.mktemp("data")
-    datasets.load("digits", data_dir)
-    return data_dir
-
-
 def run_quietly(args, capfd):
     code = prepare.main(args)
     return code, capfd.readouterr()
 
 
-def test_the_command_says_where_and_how_many(tmp_path, capfd):
-    code, output = run_quietly(["digits", f"--data_dir={tmp_path}"], capfd)
+def test_the_command_says_where_and_how_many(tmp_path, monkeypatch, capfd):
+    monkeypatch.setenv("HETJAX_DATA_DIR", str(tmp_path))
+    code, output = run_quietly(["digits"], capfd)
     assert code == 0
+    assert (tmp_path / FOLDER / "dataset_info.json").is_file()
     assert output.out == f"digits: train 1,438, test 359 examples in {tmp_path / FOLDER}\n"
     assert output.err == f"hetjax: preparing digits in {tmp_path / FOLDER}\n"
+    monkeypatch.delenv("HETJAX_DATA_DIR")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert datasets.default_data_dir() == tmp_path / ".cache" / "hetjax"
     code, output = run_quietly(["digits", f"--data_dir={tmp_path}"], capfd)
     assert code == 0
     assert output.err == ""
@@ -46,21 +43,10 @@ def test_an_unknown_name_gets_the_nearest_right_one_and_exit_code_2(capfd):
     assert "digits, cifar10, fashion_mnist, mnist" in output.err
 
 
-def test_the_environment_variable_is_the_default_directory(tmp_path, monkeypatch, capfd):
-    monkeypatch.setenv("HETJAX_DATA_DIR", str(tmp_path))
-    assert run_quietly(["digits"], capfd)[0] == 0
-    assert (tmp_path / FOLDER / "dataset_info.json").is_file()
-    monkeypatch.delenv("HETJAX_DATA_DIR")
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert datasets.default_data_dir() == tmp_path / ".cache" / "hetjax"
-
-
 def test_processes_that_prepare_the_same_set_at_once_all_get_it(tmp_path):
     command = [sys.executable, "-m", "hetjax.zoo.prepare", "digits", f"--data_dir={tmp_path}"]
-    processes = [
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        for _ in range(3)
-    ]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    processes = [subprocess.Popen(command, **pipes) for _ in range(3)]
     outputs = [process.communicate(timeout=PATIENCE_SECS) for process in processes]
     assert [process.returncode for process in processes] == [0, 0, 0], outputs
     assert sum("preparing" in err for _, err in outputs) == 1
@@ -83,7 +69,7 @@ def test_an_interrupted_preparation_is_not_taken_for_a_data_set(tmp_path):
     assert len(datasets.load("digits", tmp_path).train) == 1438
 
 
-def test_a_damaged_record_is_named_by_its_index(tmp_path):
+def test_a_damaged_record_is_named_by_its_index_and_a_lost_file_by_its_name(tmp_path):
     datasets.load("digits", tmp_path)
     path = tmp_path / FOLDER / "hetjax_digits-train.array_record-00000-of-00001"
     content = bytearray(path.read_bytes())
@@ -96,27 +82,23 @@ def test_a_damaged_record_is_named_by_its_index(tmp_path):
             train[index]
         except RuntimeError:
             unreadable.append(index)
-    assert len(unreadable) >= 1
     message = rf"example {unreadable[0]} of ArrayRecordDataSource in .* cannot be read.*[Cc]orrupt"
     with pytest.raises(ValueError, match=message):
         sources.load_all(train)
     with pytest.raises(ValueError, match=message):
         sources.fetch(train, np.array([0, 1, unreadable[0]]))
-
-
-def test_a_data_set_with_a_lost_file_says_that_it_is_damaged(tmp_path):
-    datasets.load("digits", tmp_path)
-    next((tmp_path / FOLDER).glob("*train*")).unlink()
+    path.unlink()
     with pytest.raises(ValueError, match=r"digits in .* is damaged: hetjax_digits-train.*missing"):
         datasets.load("digits", tmp_path)
 
 
-def test_a_prepared_tfds_data_set_opens_by_its_name(digits_dir):
+def test_a_prepared_tfds_data_set_opens_by_its_name(tmp_path):
+    datasets.load("digits", tmp_path)
     for name in ("hetjax_digits", "hetjax_digits:1.0.0"):
-        dataset = datasets.load(name, digits_dir)
+        dataset = datasets.load(name, tmp_path)
         assert (len(dataset.train), len(dataset.test)) == (1438, 359)
         assert (dataset.num_classes, dataset.example_shape) == (None, (8, 8, 1))
-    source = tfds.data_source("hetjax_digits", data_dir=str(digits_dir), split="train")
+    source = tfds.data_source("hetjax_digits", data_dir=str(tmp_path), split="train")
     np.testing.assert_array_equal(source[7]["image"], dataset.train[7]["image"])
 
 
@@ -144,27 +126,19 @@ class Shapes(tfds.core.GeneratorBasedBuilder, skip_registration=True):
             yield index, {"points": np.full(2, index, np.float32), "label": index % 3}
 
 
-@pytest.fixture
-def shapes_dir(tmp_path):
+def test_validation_stands_in_for_test_and_another_format_must_be_prepared_again(tmp_path):
     Shapes(data_dir=str(tmp_path)).download_and_prepare(
         file_format="array_record", download_dir=str(tmp_path / "downloads")
     )
-    return tmp_path
-
-
-def test_validation_stands_in_for_test_and_classes_come_from_the_features(shapes_dir):
-    dataset = datasets.load("shapes/small:2.0.0", shapes_dir)
+    dataset = datasets.load("shapes/small:2.0.0", tmp_path)
     assert (len(dataset.train), len(dataset.test)) == (5, 3)
     assert (dataset.num_classes, dataset.example_shape) == (3, None)
     batch = sources.fetch(dataset.train, np.arange(5))
     assert batch["label"].tolist() == [int(x) % 3 for x in batch["points"][:, 0]]
-
-
-def test_another_format_says_how_to_prepare_it_again(shapes_dir):
-    path = shapes_dir / "shapes" / "small" / "2.0.0" / "dataset_info.json"
+    path = tmp_path / "shapes" / "small" / "2.0.0" / "dataset_info.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"fileFormat": "tfrecord"}))
     with pytest.raises(ValueError, match=r"is tfrecord, .*--file_format=array_record"):
-        datasets.load("shapes", shapes_dir)
+        datasets.load("shapes", tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -180,13 +154,9 @@ def test_a_name_that_is_not_there_says_what_to_do(name, message, tmp_path):
     assert str(tmp_path) in str(error.value)
 
 
-@pytest.mark.skipif(
-    not os.environ.get("HETJAX_TEST_DATA"),
-    reason="HETJAX_TEST_DATA names no directory with the original files",
-)
-def test_the_real_mnist_is_prepared_and_read_back_in_order(tmp_path):
-    for path in os.scandir(os.environ["HETJAX_TEST_DATA"]):
-        os.symlink(path.path, tmp_path / path.name)
+def test_the_real_mnist_is_prepared_and_read_back_in_order(test_data, tmp_path):
+    for path in test_data.iterdir():
+        (tmp_path / path.name).symlink_to(path)
     test = sources.load_all(datasets.load("mnist", tmp_path).test).arrays
     image_set = datasets.IMAGE_SETS["mnist"]
     read = files.reader(image_set, tmp_path, download=False)

@@ -21,28 +21,18 @@ def test_ends_are_the_last_points_beside_those_that_came_afterwards():
     assert found["future"].tolist() == [[3, 4], [1, 2]]
 
 
-def test_a_series_that_is_too_short_is_named():
-    message = r"series 1 \('b'\) has 4 points, and a window needs 3 \+ 2"
-    with pytest.raises(ValueError, match=message):
-        series.windows(POINTS, 3, 2)
-    with pytest.raises(ValueError, match=r"series 0 has 2 points, and a window needs 2 \+ 1"):
-        series.windows([np.arange(2.0)], 2, 1)
-    with pytest.raises(ValueError, match=r"series 1 \('b'\) has 4 points, and a forecast needs 5"):
-        series.ends(POINTS, POINTS, 5)
-
-
 @pytest.mark.parametrize(
-    ("call", "message"),
+    ("make", "given", "message"),
     [
-        (lambda: series.windows([], 2, 1), "there are no series"),
-        (
-            lambda: series.windows({"a": np.array([1.0, np.nan, 2.0])}, 2, 1),
-            r"point 1 of series 0 \('a'\) is .*nan",
-        ),
-        (lambda: series.windows([np.ones((3, 2))], 2, 1), r"series 0 has the shape \[3, 2\]"),
-        (lambda: series.windows(POINTS, -1, 3), "past is -1; .* 1 or more"),
+        (series.windows, (POINTS, 3, 2), r"1 \('b'\) has 4 points, and a window needs 3 \+ 2"),
+        (series.windows, ([np.arange(2.0)], 2, 1), r"0 has 2 points, and a window needs 2 \+ 1"),
+        (series.ends, (POINTS, POINTS, 5), r"1 \('b'\) has 4 points, and a forecast needs 5"),
+        (series.windows, ([], 2, 1), "there are no series"),
+        (series.windows, ({"a": np.array([1.0, np.nan])}, 1, 1), r"1 of series 0 \('a'\) is .*nan"),
+        (series.windows, ([np.ones((3, 2))], 2, 1), r"series 0 has the shape \[3, 2\]"),
+        (series.windows, (POINTS, -1, 3), "past is -1; .* 1 or more"),
     ],
 )
-def test_what_is_no_series_is_told(call, message):
+def test_what_is_no_series_or_too_short_is_told(make, given, message):
     with pytest.raises(ValueError, match=message):
-        call()
+        make(*given)

@@ -12,17 +12,8 @@ from hypothesis import strategies
 
 from hetjax.zoo import text
 
-SENTENCES = [
-    line.split()
-    for line in (
-        "the film is good",
-        "the film is bad",
-        "a good good actor",
-        "a bad plot and a bad end",
-        "plot and film",
-        "good end",
-    )
-]
+GOOD, BAD = "the film is good, a good good actor", "the film is bad, a bad plot and a bad end"
+SENTENCES = [line.split() for line in f"{GOOD}, {BAD}, plot and film, good end".split(", ")]
 
 
 @hypothesis.given(num_tokens=strategies.integers(2, 60), length=strategies.integers(1, 20))
@@ -35,14 +26,6 @@ def test_every_token_but_the_first_is_predicted_once(num_tokens, length):
     assert told[told != text.PADDING].tolist() == tokens[1:].tolist()
     before = found[:, :-1].ravel()[told != text.PADDING]
     assert before.tolist() == tokens[:-1].tolist()
-
-
-@pytest.mark.parametrize("wrong", [-1, 5, 7])
-def test_a_token_outside_the_vocabulary_is_named_by_its_index(wrong):
-    tokens = np.array([0, 4, 3, wrong, 1, wrong])
-    message = rf"token 3 of x is {wrong}, which is outside the vocabulary of 5 words, 0\.\.4"
-    with pytest.raises(ValueError, match=message):
-        text.chunks(tokens, 2, vocabulary_size=5, name="x")
 
 
 def test_words_outside_the_vocabulary_are_the_unknown_one_or_refused():
@@ -64,17 +47,8 @@ def test_hashed_words_are_the_different_ones_of_each_sentence():
         assert (row != text.PADDING).sum() == len(expected)
 
 
-@pytest.mark.parametrize("make", [text.hashed, text.SingularFeatures])
-def test_a_sentence_without_words_is_named_by_its_index(make):
-    with pytest.raises(ValueError, match=r"sentence 2 of .* has no words"):
-        make([["a"], ["b"], [], []], 1)
-
-
 def test_sentences_are_split_into_words_and_signs():
-    assert text.split_sentence("Don't -- it's 3.5!") == [
-        *("don't", "-", "-", "it's"),
-        *"3.5!",
-    ]
+    assert text.split_sentence("Don't -- it's 3.5!") == [*("don't", "-", "-", "it's"), *"3.5!"]
     assert text.split_sentence(" \t") == []
 
 
@@ -108,35 +82,34 @@ def test_features_are_the_same_in_every_process():
         f"found = text.SingularFeatures({SENTENCES}, 3)({SENTENCES}); "
         "print(np.round(found, 4).tolist())"
     )
-    found = {
-        subprocess.run(
-            [sys.executable, "-c", program],
-            env={**os.environ, "PYTHONHASHSEED": seed},
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-        for seed in "012"
-    }
+    command, found = [sys.executable, "-c", program], set()
+    for seed in "012":
+        environ = {**os.environ, "PYTHONHASHSEED": seed}
+        found.add(subprocess.check_output(command, env=environ))
     assert len(found) == 1
 
 
+def chunks(tokens):
+    return text.chunks(tokens, 2, vocabulary_size=5, name="x")
+
+
+OUTSIDE = r"token 3 of x is %d, which is outside the vocabulary of 5 words, 0\.\.4"
+NO_WORDS = ([["a"], ["b"], [], []], 1)
+
+
 @pytest.mark.parametrize(
-    ("call", "message"),
+    ("make", "given", "message"),
     [
-        (lambda: text.hashed(["abc def"], 9), "sentence 0 of the set is a text; give a list of"),
-        (
-            lambda: text.chunks([0, 1.5, 1], 1, vocabulary_size=2),
-            "token 1 of the stream is 1.5; give",
-        ),
-        (
-            lambda: text.hashed([["a"], ["b", 3]], 9),
-            "sentence 1 of the set has 3, which is no word",
-        ),
-        (lambda: text.hashed([["a"]], -7), "one of -7 numbers; give 1 to"),
+        (text.hashed, (["abc def"], 9), "sentence 0 of the set is a text; give a list of"),
+        (text.hashed, ([["a"], ["b", 3]], 9), "sentence 1 of the set has 3, which is no word"),
+        (text.hashed, ([["a"]], -7), "one of -7 numbers; give 1 to"),
+        (text.hashed, NO_WORDS, "sentence 2 of .* has no words"),
+        (text.SingularFeatures, NO_WORDS, "sentence 2 of .* has no words"),
+        (chunks, ([0, 1.5, 1],), "token 1 of x is 1.5; give"),
+        *((chunks, ([0, 4, 3, wrong, 1, wrong],), OUTSIDE % wrong) for wrong in (-1, 5, 7)),
     ],
 )
-def test_what_is_no_text_is_told(call, message):
+def test_what_is_no_text_is_told(make, given, message):
     with pytest.raises(ValueError, match=message):
-        call()
-    assert text.chunks([0, 1], 1, vocabulary_size=2).tolist() == [[0, 1]]
+        make(*given)
+    assert chunks([0, 1]).tolist() == [[0, 1, -1]]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -14,10 +13,9 @@ from hetjax.zoo.models import forecasting
 VOCABULARY, LENGTH = 11, 6
 
 
-def tokens_of(count, seed=0):
-    return np.random.default_rng(seed).integers(
-        VOCABULARY, size=(count, LENGTH + 1), dtype=np.int32
-    )
+def tokens_of(count):
+    shape = (count, LENGTH + 1)
+    return np.random.default_rng(0).integers(VOCABULARY, size=shape, dtype=np.int32)
 
 
 def make(name, **options):
@@ -26,23 +24,6 @@ def make(name, **options):
 
 
 SMALL = {"lstm": {"hidden": (4, 4)}, "transformer": {"width": 8}}
-
-
-@pytest.mark.parametrize(
-    ("name", "shape", "num_classes", "options", "count"),
-    [
-        ("lstm", (36,), 10_000, {"hidden": (32, 32)}, 10_000 * 33 + 2 * 4 * 32 * 65),
-        ("transformer", (129,), 10_000, {}, 10_128 * 128 + 2 * 198_272 + 256),
-        ("bag_of_words", (65_536,), 2, {}, 2 * 65_537),
-        ("forecaster", (20,), 6, {}, 21 * 64 + 2 * 65 * 64 + 65 * 6),
-    ],
-)
-def test_number_of_parameters(name, shape, num_classes, options, count):
-    def params():
-        model = models.make(name, shape, num_classes, rngs=nnx.Rngs(0), **options)
-        return nnx.to_pure_dict(nnx.state(model, nnx.Param))
-
-    assert sum(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(params))) == count
 
 
 def sigmoid(x):
@@ -103,18 +84,6 @@ def test_chunks_do_not_depend_on_their_batch_nor_on_padding(name):
     padded = tokens.copy()
     padded[:, 4:] = -1
     np.testing.assert_allclose(model(padded)[:, :4], whole[:, :4], rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "message"),
-    [
-        ("lstm", {"hidden": (32, 16)}, r"model.hidden: got \(32, 16\), must be one or more equal"),
-        ("transformer", {"width": 8, "heads": 3}, "model.heads: got 3, must divide model.width=8"),
-    ],
-)
-def test_widths_that_do_not_fit_are_refused(name, options, message):
-    with pytest.raises(ValueError, match=message):
-        make(name, **options)
 
 
 def test_the_head_on_words_equals_a_product_with_the_features_written_down():

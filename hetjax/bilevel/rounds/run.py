@@ -1,6 +1,7 @@
 """Hypergradients on unequal workers, one outer step at a time: each request is a round."""
 
 import functools
+import logging
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -9,7 +10,7 @@ import jax
 import numpy as np
 import optax
 
-from hetjax import digests, messages, types
+from hetjax import digests, types
 from hetjax import mesh as mesh_lib
 from hetjax.bilevel import machine, per_example
 from hetjax.bilevel.problem import LOWER, UPPER, Bilevel, What
@@ -20,6 +21,8 @@ from hetjax.losses import named as named_lib
 from hetjax.processes import gathering, waits
 from hetjax.rounds import judged, round_report
 from hetjax.rounds import state as state_lib
+
+logger = logging.getLogger(__name__)
 
 
 class BilevelState(NamedTuple):
@@ -105,6 +108,7 @@ class BilevelRun:
         return self.lower.run.setup
 
     def __enter__(self) -> "BilevelRun":
+        self.lower.run.__enter__()
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
@@ -117,7 +121,7 @@ class BilevelRun:
         x = self._placed(self.x)
         opt = self._placed(jax.tree.map(np.asarray, self.optimizer.init(self.x)))
         if (text := judged.told(x, opt)) and self.setup.where.leads:
-            messages.say(text)
+            logger.info(text)
         return BilevelState(
             x,
             opt,

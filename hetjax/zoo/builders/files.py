@@ -10,8 +10,8 @@ import dataclasses
 import hashlib
 import http.client
 import inspect
+import logging
 import pathlib
-import sys
 import tarfile
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
@@ -20,6 +20,8 @@ from typing import NamedTuple
 import numpy as np
 
 from hetjax import whole
+
+logger = logging.getLogger(__name__)
 
 TIMEOUT_SECS = 30  # without a byte from the server
 BLOCK_BYTES = 1 << 20
@@ -197,7 +199,7 @@ def download_file(spec: FileSpec, target: pathlib.Path) -> None:
     failures = []
     target.parent.mkdir(parents=True, exist_ok=True)
     for url in spec.urls:
-        print(f"hetjax: downloading {url} ({spec.size_bytes / 1e6:.1f} MB)", file=sys.stderr)
+        logger.info(f"downloading {url} ({spec.size_bytes / 1e6:.1f} MB)")
         try:
             with whole.written(target) as part:
                 with urllib.request.urlopen(url, timeout=TIMEOUT_SECS) as response:

@@ -11,9 +11,9 @@ that could be taken for a data set. Processes that want the same set wait for th
 """
 
 import contextlib
+import logging
 import pathlib
 import shutil
-import sys
 import tempfile
 import types
 from collections.abc import Iterator
@@ -23,6 +23,8 @@ import numpy as np
 import tensorflow_datasets as tfds
 
 from hetjax.zoo.builders import files
+
+logger = logging.getLogger(__name__)
 
 PREFIX = "hetjax_"
 
@@ -142,7 +144,7 @@ def _write(
     target = pathlib.Path(builder.data_dir)
     for remains in (*target.parent.glob("incomplete.*"), target):  # TFDS would reuse `target`
         shutil.rmtree(remains, ignore_errors=True)
-    print(f"hetjax: preparing {image_set.name} in {target}", file=sys.stderr)
+    logger.info(f"preparing {image_set.name} in {target}")
     with tempfile.TemporaryDirectory() as downloads, _no_progress_bars():
         builder.download_and_prepare(
             file_format="array_record",

@@ -1,4 +1,4 @@
-"""May a user's function be looked into? Then it is called with numbers, and never traced.
+"""Who calls functions: compiled programs, or an eager executor, which calls them with numbers.
 
 Under `jax.disable_jit()` JAX computes each operation when it is called. Whoever calls the user's
 loss or metrics asks here whether that is so. hetjax's own programs stay compiled, and JAX looks for
@@ -18,17 +18,18 @@ import jax.numpy as jnp
 _settings = operator.attrgetter("jax_disable_jit", "jax_debug_nans", "jax_debug_infs")
 _WAYS = "host_to_device", "device_to_device", "device_to_host"
 
+EAGER = "eager"
 TOLD = "debug: rounds run eagerly, worker after worker, and nothing is traced. This is slow"
 
 
-def is_on() -> bool:
+def is_eager() -> bool:
     """Whether this thread calls functions with numbers."""
     return bool(jax.config.jax_disable_jit)  # type: ignore[attr-defined]
 
 
-def eager(wanted: bool) -> contextlib.AbstractContextManager[Any]:
-    """Inside, this thread calls functions with numbers, where that is wanted."""
-    return jax.disable_jit() if wanted else contextlib.nullcontext()
+def of(form: str) -> contextlib.AbstractContextManager[Any]:
+    """Inside, this thread calls functions with numbers, where the form of a run is eager."""
+    return jax.disable_jit() if form == EAGER else contextlib.nullcontext()
 
 
 def moving(function: Callable[..., Any], *, in_thread: bool = False) -> Callable[..., Any]:
@@ -74,15 +75,15 @@ def _anew(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def shapes(function: Callable[..., Any], *arguments: Any) -> Any:
-    """What a function returns, for its shapes and types: abstract, or in debugging as it is."""
-    if not is_on():
+    """What a function returns, for its shapes and types: abstract, or eagerly as it is."""
+    if not is_eager():
         return jax.eval_shape(_anew(function), *arguments)
     return function(*jax.tree.map(jnp.asarray, arguments))
 
 
 def program(function: Callable[..., Any], *arguments: Any) -> tuple[Any, Any]:
-    """`(program, what the function returns as of `shapes`)`; in debugging the first is None."""
-    if is_on():
+    """`(program, what the function returns as of `shapes`)`; eagerly the first is None."""
+    if is_eager():
         return None, shapes(function, *arguments)
     traced, returned = jax.make_jaxpr(_anew(function), return_shape=True)(*arguments)
     return traced, returned
@@ -101,8 +102,8 @@ def contents(program: Any) -> tuple[set[str], set[Any]]:
 
 
 def each(function: Callable[..., Any], *arguments: Any) -> Any:
-    """A function of each row of its arguments: by `jax.vmap`, in debugging one after the other."""
-    if not is_on():
+    """A function of each row of its arguments: by `jax.vmap`, or eagerly one after the other."""
+    if not is_eager():
         return jax.vmap(function)(*arguments)
     size = jax.tree.leaves(arguments)[0].shape[0]
     rows = [function(*jax.tree.map(lambda x, i=i: x[i], arguments)) for i in range(size)]
