@@ -131,16 +131,19 @@ def alone(problem, x, y, estimator, tx, batches, steps):
     return x, state.y, found.info
 
 
-def in_rounds(problem, x, y, estimator, tx, steps, *, sets=None, **fields):
+def run_of(problem, x, y, estimator, tx, *, sets=None, **fields):
+    """A `BilevelRun` of four workers."""
+    sets = dict(zip(("upper_source", "lower_source"), sets or sources(), strict=True))
+    options = {"microbatch_size": 2, "workers": 4, "loss_over": "microbatch", **sets, **fields}
+    return run_lib.BilevelRun(problem, x, y, estimator, tx, **options)
+
+
+def in_rounds(problem, x, y, estimator, tx, steps, **fields):
     """(x, y, info of the last step, its rounds) after some outer steps on workers.
 
     A round is (what was asked, the microbatches that were done, the report).
     """
-    of_upper, of_lower = sources() if sets is None else sets
-    options = {"microbatch_size": 2, "workers": 4, "loss_over": "microbatch", **fields}
-    with run_lib.BilevelRun(
-        problem, x, y, estimator, tx, upper_source=of_upper, lower_source=of_lower, **options
-    ) as run:
+    with run_of(problem, x, y, estimator, tx, **fields) as run:
         state = run.init()
         for _ in range(steps):
             state, step = run.step(state)
@@ -148,9 +151,8 @@ def in_rounds(problem, x, y, estimator, tx, steps, *, sets=None, **fields):
         return run.read(state.x), run.params(state)["y"], run.own_row(step.info), rounds
 
 
-def whole(sets=None):
-    of_upper, of_lower = sources() if sets is None else sets
-    return Batches(of_upper, of_lower)
+def whole():
+    return Batches(*sources())
 
 
 def moved(before, after):
