@@ -79,13 +79,12 @@ def without_rows(problem=PROBLEM):
 
 
 LOWER = bilevel.descent(optax.sgd(0.05, momentum=0.5))
+NEUMANN = bilevel.neumann(3, 0.05)
 KINDS = {
     "value_gap": lambda: bilevel.value_gap(LOWER, 3, multiplier=4.0),
     "central": lambda: bilevel.value_gap(LOWER, 2, central=True),
     "cg": lambda: bilevel.implicit(LOWER, 2, solve=bilevel.cg(3, 0.1)),
-    "finite_differences": lambda: bilevel.implicit(
-        LOWER, 2, solve=bilevel.neumann(3, 0.05), cross="fd"
-    ),
+    "finite_differences": lambda: bilevel.implicit(LOWER, 2, solve=NEUMANN, cross="fd"),
     "reverse": lambda: bilevel.unroll(LOWER, 3),
     "checkpointed": lambda: bilevel.unroll(LOWER, 5, checkpoint=True, start="cold"),
     "worst": lambda: bilevel.unroll(LOWER, 3, pick="worst", start="learned"),
@@ -111,19 +110,10 @@ def given(name, seed=1, problem=PROBLEM):
     return problem, Learned(x, y) if recipe.learns_start else x, y, estimator
 
 
-@functools.cache
-def hypergradient(problem, estimator):
-    """Jitted, of `(x, y, batches, state)`: one program for all calls."""
-    return jax.jit(
-        functools.partial(bilevel.hypergradient, problem, estimator),
-        compiler_options=walking.QUICKLY,
-    )
-
-
 def alone(problem, x, y, estimator, tx, batches, steps):
     """x and y after some outer steps on one device, and the last info."""
     x, state, opt = jax.tree.map(jnp.asarray, x), None, tx.init(x)
-    step = hypergradient(problem, estimator)
+    step = walking.compiled(problem, estimator)
     for each in batches if isinstance(batches, list) else [batches] * steps:
         found = step(x, y, each, state)
         updates, opt = tx.update(found.grad_x, opt, x)
@@ -160,9 +150,4 @@ def moved(before, after):
     return jax.tree.map(lambda a, b: np.asarray(b) - np.asarray(a), before, after)
 
 
-def distance(a, b):
-    """Greatest difference over the greatest number."""
-    pairs = list(zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
-    most = max(float(np.max(np.abs(np.asarray(leaf)))) for leaf, _ in pairs)
-    greatest = max(float(np.max(np.abs(np.asarray(p) - np.asarray(q)))) for p, q in pairs)
-    return greatest / most if most else greatest
+distance = walking.apart

@@ -141,13 +141,8 @@ def test_private_shards_descend_what_their_weighting_says(name, weighting):
     problem, x = problems.without_rows(problems.WEIGHING), {"ridge": x["ridge"]}
     of_upper, of_lower = problems.sources()
     sets = {k: v[:24] for k, v in of_upper.items()}, {k: v[:32] for k, v in of_lower.items()}
-    fields = {
-        "data": {"sharing": "private", "weighting": weighting},
-        "workers": 2,
-        "local": "virtual",
-        "quota": hetjax.quota.static(proportions=(3.0, 1.0)),
-        "budget": 3,
-    }
+    fields = {"data": {"sharing": "private", "weighting": weighting}, "local": "virtual"}
+    fields |= {"quota": hetjax.quota.static(proportions=(3.0, 1.0)), "workers": 2, "budget": 3}
     got, _, _, rounds = problems.in_rounds(problem, x, y, estimator, TX, 1, sets=sets, **fields)
     stacks = {}
     for level, data in zip(("upper", "lower"), sets, strict=True):

@@ -127,15 +127,11 @@ def test_the_files_of_a_workdir(tmp_path):
     def metrics(y, batch):
         return {"error": (batch["inputs"] @ y["slope"] - batch["targets"]) ** 2}
 
-    seen = []
-    result = fit(
-        steps=4,
-        workdir=tmp_path,
-        eval_source=of_upper,
-        metrics_fn=metrics,
-        eval_every=2,
-        callbacks=[lambda report: seen.append((report.step, np.shape(report.y()["slope"])))],
-    )
+    def callback(report):
+        seen.append((report.step, np.shape(report.y()["slope"])))
+
+    seen, judged = [], {"eval_source": of_upper, "metrics_fn": metrics, "eval_every": 2}
+    result = fit(steps=4, workdir=tmp_path, callbacks=[callback], **judged)
     assert seen == [(step, (3,)) for step in range(4)]
     kept = (
         "config.json metrics.jsonl upper_rounds.jsonl lower_rounds.jsonl summary.json report.html"

@@ -42,6 +42,7 @@ ROWS = {"weight": PerExample(np.ones(7)), "ridge": np.ones(1)}
 NO_LEVEL = {"weight": PerExample(np.ones(42), "middle"), "ridge": np.ones(1)}
 INPUTS = {"inputs": np.ones((4, 3))}
 DYNAMIC = bilevel.value_gap(problems.LOWER, 2, multiplier=bilevel.dynamic(0.5))
+REVERSE = problems.KINDS["reverse"]()
 SIGNS = bilevel.unroll(bilevel.descent(optax.sign_sgd(0.1)), 2)
 ALONE = {"upper": {"budget": 1}, "data": {"sharing": "private"}}
 PROCESS_LOCAL = {"data": {"sharing": "process_local"}}
@@ -61,10 +62,7 @@ UPPER, LEVELS = "upper level: ", "a level takes 'shared' or 'private'"
         (upper_is(without_y), "fit_bilevel: the upper loss does not depend on y"),
         (upper_is(with_metrics), f"{UPPER}the loss returns metrics"),
         ({"upper_source": INPUTS | {"weights": np.ones(4)}}, f"{UPPER}loss_fn asks for 'targets'"),
-        (
-            {"lower_source": INPUTS | {"targets": np.ones(5)}},
-            "lower source: the arrays of a source",
-        ),
+        ({"lower_source": INPUTS | {"targets": np.ones(5)}}, "lower source: the arrays of a sou"),
         ({"x": ROWS}, r"x\['weight'\] is PerExample of 'lower' with rows"),
         ({"x": NO_LEVEL}, "is PerExample of 'middle'"),
         ({"x": Learned(*problems.start())}, "x is Learned, and"),
@@ -72,10 +70,7 @@ UPPER, LEVELS = "upper level: ", "a level takes 'shared' or 'private'"
         ({"estimator": problems.FORWARD()}, "fit_bilevel: mode='forward' has"),
         ({"estimator": DYNAMIC}, "x has PerExample leaves, and a dynamic"),
         ({"estimator": SIGNS}, "fit_bilevel: the lower step has the derivative 0"),
-        (
-            {"estimator": problems.KINDS["reverse"](), "reducer": "d_psgd"},
-            "this estimator cannot go",
-        ),
+        ({"estimator": REVERSE, "reducer": "d_psgd"}, "reducer: this estimator cannot gossip"),
         ({"gate": "first"}, "fit_bilevel: gate: none closes"),
         (ALONE, f"{UPPER}budget: got 1, must be at least 2"),
         ({"upper": PROCESS_LOCAL}, f"{UPPER}data.sharing: got 'process_local'; {LEVELS}"),
@@ -132,9 +127,8 @@ def test_optimisers_are_given_the_loss_and_the_steps():
 
 
 def test_steps_that_cross_a_barrier_are_told(capsys):
-    estimator = bilevel.value_gap(
-        bilevel.descent(optax.sgd(0.2)), 6, multiplier=bilevel.barrier(1e-4, 0.002)
-    )
+    barrier = bilevel.barrier(1e-4, 0.002)
+    estimator = bilevel.value_gap(bilevel.descent(optax.sgd(0.2)), 6, multiplier=barrier)
     result = fit(estimator=estimator, steps=2)
     crossed = sum(line["crossed"] for line in result.history)
     assert result.summary["steps_crossed"] == crossed > 0
