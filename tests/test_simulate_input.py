@@ -1,6 +1,5 @@
 """What a caller of the simulator can get wrong, and its command line."""
 
-import re
 import subprocess
 import sys
 
@@ -72,14 +71,11 @@ finally:
 """
 
 
-def run_program(*flags):
-    command = [sys.executable, "-c", PROGRAM, *flags]
-    return subprocess.run(command, capture_output=True, text=True)
-
-
 def test_the_program_prints_a_table_and_draws_a_picture_without_jax(tmp_path):
     flags = ("--workers=4,80", "--rounds=5", "--policies=equal,adaptive", "--gates=none,first")
-    done = run_program(*flags, "--reducers=all_reduce,d_psgd", f"--directory={tmp_path}")
+    more = ("--reducers=all_reduce,d_psgd", f"--directory={tmp_path}")
+    command = [sys.executable, "-c", PROGRAM, *flags, *more]
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     lines = [line for line in done.stdout.splitlines() if line.startswith("|")]
     assert len(lines) == 2 + 2 * 2 * 2 * 2
@@ -88,17 +84,3 @@ def test_the_program_prints_a_table_and_draws_a_picture_without_jax(tmp_path):
     assert all(line.endswith("| 1.00 |") for line in blocking)
     assert (tmp_path / "simulate.png").stat().st_size > 10_000
     assert done.stderr.splitlines()[-1] == "False"
-
-
-@pytest.mark.parametrize(
-    ("flag", "message"),
-    [
-        ("--workers=8,x", "--workers.*'x'.*such as --workers=8,64"),
-        ("--wait_for=neighbours", "--wait_for=neighbours.*--reducers=d_psgd"),
-    ],
-)
-def test_the_program_says_what_flags_would_work(flag, message):
-    done = run_program(flag)
-    assert done.returncode != 0
-    assert "Traceback" not in done.stderr
-    assert re.search(message, done.stderr), done.stderr
