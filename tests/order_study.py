@@ -6,9 +6,9 @@ from experiments.orders.tasks import Task
 CHANGES = {"cluster.secs_per_microbatch": (), "model.name": "logistic", "local": "virtual"}
 CHANGES |= {"data.num_train": 128, "microbatch_size": 4, "budget": 4, "epochs": 3}
 FASTEST = ("random_reshuffling", "fixed_map")  # to compile
-TINY = Task(
-    "tiny", "Digits", "digits", CHANGES, (0.05,), 1.0, FASTEST, (0, 1), every=2, num_eval=32
-)
+FIELDS = {"name": "tiny", "title": "Digits", "config": "digits", "learning_rates": (0.05,)}
+FIELDS |= {"round_millis": 1.0, "seeds": (0, 1), "every": 2, "num_eval": 32}
+TINY = Task(changes=CHANGES, arms=FASTEST, **FIELDS)
 BASE, BALANCED = arms.BASELINE, arms.LEADER
 
 

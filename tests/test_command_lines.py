@@ -77,17 +77,19 @@ def test_programs_that_tests_import_have_no_flag_twice():
 
 
 @pytest.mark.parametrize(
-    ("command", "message"),
+    ("command", "code", "message"),
     [
-        (["experiments.compare", "--epochs=3"], "write --set=epochs=3."),
-        (["experiments.simulate", "--wrkers=3"], "Unknown command line flag 'wrkers'. Did you"),
-        (["experiments.compare_orders", "--jobs=0"], "--help shows all flags"),
-        (["experiments.train", "epochs=3", "--config=configs/digits.py"], "--config.epochs=3."),
+        (["experiments.compare", "--epochs=3"], 2, "write --set=epochs=3."),
+        (["experiments.simulate", "--wrkers=3"], 2, "Unknown command line flag 'wrkers'. Did you"),
+        (["experiments.simulate", "--workers=8,x"], 1, "'x' is no number; give numbers such as "),
+        (["experiments.simulate", "--wait_for=neighbours"], 1, "gossip, such as --reducers=d_psgd"),
+        (["experiments.compare_orders", "--jobs=0"], 2, "--help shows all flags"),
+        (["experiments.train", "epochs=3", "--config=configs/digits.py"], 2, "--config.epochs=3."),
     ],
 )
-def test_a_mistake_in_a_flag_gets_one_message(command, message):
+def test_a_mistake_in_a_flag_gets_one_message(command, code, message):
     done = run(*command)
-    assert done.returncode == 2
+    assert done.returncode == code
     assert message in done.stderr
     assert "Traceback" not in done.stderr
 

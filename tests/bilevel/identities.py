@@ -15,6 +15,8 @@ from hetjax import bilevel
 from tests.bilevel import problems, walking
 
 STEP = 0.3  # of gradient descent on P1: A has eigenvalues from 0.5 to 2
+P1, _LOWER = problems.quadratic(), bilevel.descent(optax.sgd(STEP))
+_MODES = ({}, {"checkpoint": True}, {"mode": "forward"})
 _T = 12  # on P1; on the MLP 5, which two segments of checkpoints do not share evenly
 
 
@@ -29,12 +31,11 @@ def adam(rate) -> optax.GradientTransformation:
     return optax.GradientTransformation(made.init, update)
 
 
+_INJECTED = optax.inject_hyperparams(optax.sgd)
 DYNAMICS: dict[str, Callable] = {
     "adam": lambda x: adam(0.1),
     "adam, rate in x": lambda x: adam(jnp.exp(x["rate"])),
-    "rate in the state": lambda x: optax.inject_hyperparams(optax.sgd)(
-        learning_rate=jnp.exp(x["rate"])
-    ),
+    "rate in the state": lambda x: _INJECTED(learning_rate=jnp.exp(x["rate"])),
 }
 
 
@@ -57,7 +58,7 @@ def modes_agree(dynamics: str, *, aggregated: bool = False) -> float:
         jax.value_and_grad(loop, has_aux=True), compiler_options=walking.QUICKLY
     )(case.x, case.y)
     found = []
-    for options in ({}, {"checkpoint": True}, {"mode": "forward"}):
+    for options in _MODES:
         estimator = bilevel.unroll(lower, 5, **options)
         result = walking.jitted(case.problem, estimator, case.x, case.y)
         found.append((result.grad_x, (result.info.upper_loss, result.state.y)))
@@ -65,47 +66,23 @@ def modes_agree(dynamics: str, *, aggregated: bool = False) -> float:
     return max(walking.apart(grad, *grads), walking.apart((value, reached), *others))
 
 
-def learned_start(dynamics: str, **options) -> float:
-    """MAML: the gradient of the start, and of x, against `jax.grad` through the loop."""
+def learned_start(dynamics: str, *, of_ones_own: bool = False, **options) -> float:
+    """MAML: the gradient of the start, and of x, against `jax.grad` through the loop.
+
+    With `back=0` through a loop whose gradients are constants: x gets what its rates do.
+    """
     case, tx = problems.mlp(), DYNAMICS[dynamics]
-
-    def loop(x, y):
-        return walking.plain(case.problem, tx(x), 5, x, y)[0]
-
-    wanted = jax.jit(jax.grad(loop, (0, 1)), compiler_options=walking.QUICKLY)(case.x, case.y)
-    estimator = bilevel.unroll(bilevel.descent(tx), 5, start="learned", **options)
-    x = bilevel.Learned(case.x, case.y)
-    return walking.apart(wanted, tuple(walking.jitted(case.problem, estimator, x, case.y).grad_x))
-
-
-def first_order_maml() -> float:
-    """`back=0`: the start gets `d_y F(y_T)`, x its direct part."""
-    case, tx = problems.mlp(), optax.sgd(STEP)
-
-    @jax.jit
-    def by_hand(x, y):
-        _, reached = walking.plain(case.problem, tx, 5, x, y)
-        return jax.grad(case.problem.upper, (0, 1))(x, reached, None)
-
-    wanted = by_hand(case.x, case.y)
-    estimator = bilevel.unroll(bilevel.descent(tx), 5, start="learned", back=0)
-    x = bilevel.Learned(case.x, case.y)
-    return walking.apart(wanted, tuple(walking.jitted(case.problem, estimator, x, case.y).grad_x))
-
-
-def first_order(dynamics: str, **options) -> float:
-    """`back=0` against `jax.grad` through a loop whose gradients are constants: the rates' own."""
-    case, tx = problems.mlp(), DYNAMICS[dynamics]
-
-    def loop(x, y):
-        constant = lambda _, gradient, k: jax.lax.stop_gradient(gradient)  # noqa: E731
-        return walking.plain(case.problem, tx(x), 5, x, y, direction=constant)[0]
-
-    wanted = jax.jit(jax.grad(loop, (0, 1)), compiler_options=walking.QUICKLY)(case.x, case.y)
-    lower = bilevel.descent(tx)
-    if options.pop("of_ones_own", False):
+    lower, direction = bilevel.descent(tx), None
+    if of_ones_own:
         lower = bilevel.Lower(lower.levels, lower.init, lower.step, lower.keeps_state)
-    estimator = bilevel.unroll(lower, 5, start="learned", back=0, **options)
+    if options.get("back") == 0:
+        direction = lambda _, gradient, k: jax.lax.stop_gradient(gradient)  # noqa: E731
+
+    def loop(x, y):
+        return walking.plain(case.problem, tx(x), 5, x, y, direction=direction)[0]
+
+    wanted = jax.jit(jax.grad(loop, (0, 1)), compiler_options=walking.QUICKLY)(case.x, case.y)
+    estimator = bilevel.unroll(lower, 5, start="learned", **options)
     x = bilevel.Learned(case.x, case.y)
     return walking.apart(wanted, tuple(walking.jitted(case.problem, estimator, x, case.y).grad_x))
 
@@ -127,11 +104,8 @@ def worst_iterate() -> float:
     assert 1 < chosen < 7, losses
     of_one = jax.grad(lambda x, y: loop(x, y, chosen), (0, 1))
     wanted = jax.jit(of_one, compiler_options=walking.QUICKLY)(case.x, case.y)
-    found = []
-    for x, how in (
-        (bilevel.Learned(case.x, case.y), {"start": "learned"}),
-        (case.x, {"mode": "forward"}),
-    ):
+    found, learned = [], bilevel.Learned(case.x, case.y)
+    for x, how in ((learned, {"start": "learned"}), (case.x, {"mode": "forward"})):
         estimator = bilevel.unroll(bilevel.descent(tx), 7, pick="worst", **how)
         result = walking.jitted(case.problem, estimator, x, case.y)
         assert int(result.info.step_chosen) == chosen
@@ -139,82 +113,76 @@ def worst_iterate() -> float:
     return walking.apart((*wanted, wanted[0]), (*found[0], found[1]))
 
 
+def on_p1(estimator, state=None) -> bilevel.Result:
+    return walking.jitted(P1.problem, estimator, P1.x, P1.y, state=state)
+
+
 def closed_form() -> float:
     """Reverse mode on P1 against `rho x + B'A^{-1}(I - M^T)(y_T - t)`."""
-    p1, lower = problems.quadratic(), bilevel.descent(optax.sgd(STEP))
-    found = [
-        walking.jitted(p1.problem, bilevel.unroll(lower, T), p1.x, p1.y).grad_x for T in (1, 7, 40)
-    ]
-    return walking.apart([p1.unrolled(T, STEP) for T in (1, 7, 40)], found)
+    found = [on_p1(bilevel.unroll(_LOWER, T)).grad_x for T in (1, 7, 40)]
+    return walking.apart([P1.unrolled(T, STEP) for T in (1, 7, 40)], found)
 
 
 def truncated_is_neumann() -> float:
     """The last K steps differentiated, and K terms of the series with the same step: on P1."""
-    p1, lower, distances = problems.quadratic(), bilevel.descent(optax.sgd(STEP)), []
+    distances = []
     for K in (1, 3, _T):
-        unrolled = bilevel.unroll(lower, _T, back=K)
-        implied = bilevel.implicit(lower, _T, solve=bilevel.neumann(K, STEP), warm=False)
-        results = [walking.jitted(p1.problem, e, p1.x, p1.y) for e in (unrolled, implied)]
+        unrolled = bilevel.unroll(_LOWER, _T, back=K)
+        implied = bilevel.implicit(_LOWER, _T, solve=bilevel.neumann(K, STEP), warm=False)
+        results = [on_p1(e) for e in (unrolled, implied)]
         distances.append(walking.apart(*[(r.grad_x, r.state.y) for r in results]))
     return max(distances)
 
 
 def one_step_is_scaled() -> float:
     """One step back, `scaled` by the step, and `one_step()`: on P1."""
-    p1, lower = problems.quadratic(), bilevel.descent(optax.sgd(STEP))
     estimators = [
-        bilevel.unroll(lower, _T, back=1),
-        bilevel.implicit(lower, _T, solve=bilevel.scaled(STEP)),
-        bilevel.implicit(lower, _T, solve=bilevel.one_step()),
-        bilevel.implicit(lower, _T, solve=bilevel.neumann(1, STEP), warm=False),
+        bilevel.unroll(_LOWER, _T, back=1),
+        bilevel.implicit(_LOWER, _T, solve=bilevel.scaled(STEP)),
+        bilevel.implicit(_LOWER, _T, solve=bilevel.one_step()),
+        bilevel.implicit(_LOWER, _T, solve=bilevel.neumann(1, STEP), warm=False),
     ]
-    reached = p1.descended(_T, STEP)
-    wanted = p1.rho * p1.x + STEP * p1.B.T @ (reached - p1.t)
-    found = [walking.jitted(p1.problem, e, p1.x, p1.y).grad_x for e in estimators]
+    reached = P1.descended(_T, STEP)
+    wanted = P1.rho * P1.x + STEP * P1.B.T @ (reached - P1.t)
+    found = [on_p1(e).grad_x for e in estimators]
     return walking.apart(wanted, *found)
 
 
 def one_step_of_adam() -> float:
     """`one_step()` is one step back where the cross product does not depend on y: P1, Adam."""
-    p1, lower = problems.quadratic(), bilevel.descent(adam(0.1))
-    estimators = [
-        bilevel.unroll(lower, _T, back=1),
-        bilevel.implicit(lower, _T, solve=bilevel.one_step()),
-    ]
-    return walking.apart(*[walking.jitted(p1.problem, e, p1.x, p1.y).grad_x for e in estimators])
+    lower = bilevel.descent(adam(0.1))
+    implied = bilevel.implicit(lower, _T, solve=bilevel.one_step())
+    estimators = [bilevel.unroll(lower, _T, back=1), implied]
+    return walking.apart(*[on_p1(e).grad_x for e in estimators])
 
 
-def cg_is_exact() -> float:
-    """As many steps as y has numbers, at the lower minimum of P1."""
-    p1, lower = problems.quadratic(), bilevel.descent(optax.sgd(STEP))
-    estimator = bilevel.implicit(lower, 300, solve=bilevel.cg(len(p1.y)))
-    return walking.apart(p1.exact, walking.jitted(p1.problem, estimator, p1.x, p1.y).grad_x)
+def solvers_are_exact() -> float:
+    """`(H + damp I)^{-1}` at the lower minimum of P1.
 
-
-def damped_solvers() -> float:
-    """`(H + damp I)^{-1}` by conjugate gradients and by a long series: on P1."""
-    p1, lower, distances = problems.quadratic(), bilevel.descent(optax.sgd(STEP)), []
-    for damp in (0.01, 0.5):
-        matrix = p1.A + damp * np.eye(len(p1.y))
-        for solve in (bilevel.cg(len(p1.y), damp), bilevel.neumann(400, STEP, damp)):
-            estimator = bilevel.implicit(lower, 300, solve=solve)
-            found = walking.jitted(p1.problem, estimator, p1.x, p1.y).grad_x
-            distances.append(walking.apart(p1.through(p1.best - p1.t, matrix), found))
+    By conjugate gradients, as many steps as y has numbers, and by a long series.
+    """
+    distances = []
+    for damp in (0.0, 0.01, 0.5):
+        matrix = P1.A + damp * np.eye(len(P1.y))
+        for solve in (bilevel.cg(len(P1.y), damp), bilevel.neumann(400, STEP, damp)):
+            estimator = bilevel.implicit(_LOWER, 300, solve=solve)
+            found = on_p1(estimator).grad_x
+            distances.append(walking.apart(P1.through(P1.best - P1.t, matrix), found))
     return max(distances)
 
 
 def neumann_by_hand() -> float:
     """Cold and then warm: `v <- v + eta (b - H v)`, Q times, from the last v."""
-    p1, lower, distances = problems.quadratic(), bilevel.descent(optax.sgd(STEP)), []
+    distances = []
     for Q in (1, 2, 5):
-        estimator = bilevel.implicit(lower, 3, solve=bilevel.neumann(Q, 0.2))
-        problem, state, solution, y = p1.problem, None, np.zeros_like(p1.y), p1
+        estimator = bilevel.implicit(_LOWER, 3, solve=bilevel.neumann(Q, 0.2))
+        state, solution, y = None, np.zeros_like(P1.y), P1
         for _ in range(3):
             y = y._replace(y=y.descended(3, STEP))
             for _ in range(Q):
-                solution = solution + 0.2 * (y.y - p1.t - p1.A @ solution)
-            result = walking.jitted(problem, estimator, p1.x, p1.y, state=state)
-            state, wanted = result.state, p1.rho * p1.x + p1.B.T @ solution
+                solution = solution + 0.2 * (y.y - P1.t - P1.A @ solution)
+            result = on_p1(estimator, state)
+            state, wanted = result.state, P1.rho * P1.x + P1.B.T @ solution
             distances.append(walking.apart((wanted, y.y), (result.grad_x, state.y)))
     return max(distances)
 
@@ -237,28 +205,25 @@ def rank_one_formula() -> float:
 
 def differences_on_quadratics() -> float:
     """Cross products by finite differences are exact on P1, whatever their step."""
-    p1, lower, distances = problems.quadratic(), bilevel.descent(optax.sgd(STEP)), []
+    distances = []
     for fd_step in (1e-2, 1.0):
-        found = [
-            walking.jitted(
-                p1.problem, bilevel.implicit(lower, _T, solve=bilevel.cg(3), **cross), p1.x, p1.y
-            ).grad_x
-            for cross in ({}, {"cross": "fd", "fd_step": fd_step})
-        ]
+        crosses = ({}, {"cross": "fd", "fd_step": fd_step})
+        each = [bilevel.implicit(_LOWER, _T, solve=bilevel.cg(3), **cross) for cross in crosses]
+        found = [on_p1(e).grad_x for e in each]
         distances.append(walking.apart(*found))
     return max(distances)
 
 
 def gap_is_damped_implicit() -> float:
     """Exact y and z, multiplier lambda: `(H + I / lambda)^{-1}`, at y*: on P1."""
-    p1, lower, distances = problems.quadratic(), bilevel.descent(optax.sgd(STEP)), []
+    distances = []
     for multiplier in (1.0, 10.0, 100.0, 1e4):
-        matrix = p1.A + np.eye(len(p1.y)) / multiplier
-        wanted = p1.through(p1.best - p1.t, matrix)
-        estimator = bilevel.value_gap(lower, 400, multiplier=multiplier)
-        result = walking.jitted(p1.problem, estimator, p1.x, p1.y)
+        matrix = P1.A + np.eye(len(P1.y)) / multiplier
+        wanted = P1.through(P1.best - P1.t, matrix)
+        estimator = bilevel.value_gap(_LOWER, 400, multiplier=multiplier)
+        result = on_p1(estimator)
         found = (result.grad_x, result.state.y)
-        distances.append(walking.apart((wanted, p1.penalised(multiplier)), found))
+        distances.append(walking.apart((wanted, P1.penalised(multiplier)), found))
     return max(distances)
 
 
@@ -281,24 +246,21 @@ def example_weights() -> float:
 
 def steps_take_their_batches() -> float:
     """Step t takes the t-th lower batch, also on the way back and between checkpoints: P1, Adam."""
-    p1, tx, rng = problems.quadratic(), adam(0.2), np.random.default_rng(4)
-    stack, upper = rng.normal(size=(7, len(p1.y))), rng.normal(size=len(p1.y))
+    tx, rng = adam(0.2), np.random.default_rng(4)
+    stack, upper = rng.normal(size=(7, len(P1.y))), rng.normal(size=len(P1.y))
 
     def squared(x, y, batch):  # its cross and Hessian products depend on the batch
-        return p1.problem.lower(x, y, batch) + 0.1 * jnp.sum((x * batch[:3]) ** 2) * jnp.sum(y**2)
+        return P1.problem.lower(x, y, batch) + 0.1 * jnp.sum((x * batch[:3]) ** 2) * jnp.sum(y**2)
 
-    problem = bilevel.Bilevel(p1.problem.upper, squared)
+    problem = bilevel.Bilevel(P1.problem.upper, squared)
     batches = bilevel.Batches(upper, bilevel.Stack(stack))
 
     def loop(x):
-        return walking.plain(problem, tx, 7, x, p1.y, batches=stack, upper=upper)[0]
+        return walking.plain(problem, tx, 7, x, P1.y, batches=stack, upper=upper)[0]
 
-    wanted = jax.jit(jax.grad(loop))(p1.x)
-    estimators = [
-        bilevel.unroll(bilevel.descent(tx), 7, **options)
-        for options in ({}, {"checkpoint": True}, {"mode": "forward"})
-    ]
-    found = [walking.jitted(problem, e, p1.x, p1.y, batches).grad_x for e in estimators]
+    wanted = jax.jit(jax.grad(loop))(P1.x)
+    estimators = [bilevel.unroll(bilevel.descent(tx), 7, **options) for options in _MODES]
+    found = [walking.jitted(problem, e, P1.x, P1.y, batches).grad_x for e in estimators]
     return walking.apart(wanted, *found)
 
 
@@ -314,8 +276,7 @@ IDENTITIES: dict[str, Callable[[], float]] = {
     "K steps back are K terms of Neumann's series on P1": truncated_is_neumann,
     "one step back is the scaled upper gradient": one_step_is_scaled,
     "one step back is one_step() for Adam": one_step_of_adam,
-    "conjugate gradients are exact after as many steps as numbers": cg_is_exact,
-    "damping adds to the diagonal": damped_solvers,
+    "solvers are exact after enough steps, and damping adds to the diagonal": solvers_are_exact,
     "Neumann's series goes on where it ended": neumann_by_hand,
     "rank one is its formula": rank_one_formula,
     "finite differences are exact on quadratics": differences_on_quadratics,
@@ -324,10 +285,9 @@ IDENTITIES: dict[str, Callable[[], float]] = {
     "every step has its own batch": steps_take_their_batches,
     "MAML is jax.grad through the loop": lambda: learned_start("rate in the state"),
     "MAML with checkpoints": lambda: learned_start("adam", checkpoint=True),
-    "first-order MAML is no step back": first_order_maml,
     **{
-        f"no step back leaves a rate its own derivative, {name}": (
-            lambda name=name: first_order(name, of_ones_own=name == "adam, rate in x")
+        f"no step back is first-order MAML and leaves a rate its own derivative, {name}": (
+            lambda name=name: learned_start(name, back=0, of_ones_own=name == "adam, rate in x")
         )
         for name in DYNAMICS
     },

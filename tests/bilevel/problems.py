@@ -113,16 +113,9 @@ def mlp() -> Case:
         del batch
         return loss(x, y, 1) + 0.1 * jnp.sum(x["shift"] ** 2)
 
-    x = {
-        "decay": np.array([-3.0, -2.5]),
-        "shift": 0.1 * rng.normal(size=4),
-        "rate": np.array(-1.0),
-    }
-    y = {
-        "in": 0.5 * rng.normal(size=(4, 3)),
-        "bias": 0.1 * rng.normal(size=3),
-        "out": 0.5 * rng.normal(size=(3, 3)),
-    }
+    x = {"decay": np.array([-3.0, -2.5]), "shift": 0.1 * rng.normal(size=4), "rate": np.array(-1.0)}
+    y = {"in": 0.5 * rng.normal(size=(4, 3)), "bias": 0.1 * rng.normal(size=3)}
+    y["out"] = 0.5 * rng.normal(size=(3, 3))
     return Case(bilevel.Bilevel(upper, lower), x, y)
 
 
@@ -158,12 +151,8 @@ class Cleaning(NamedTuple):
 
 def cleaning() -> Cleaning:
     rng = np.random.default_rng(2)
-    return Cleaning(
-        rng.normal(size=(2, 10, 4)),
-        rng.integers(0, 3, size=(2, 10)),
-        rng.normal(size=10),
-        0.3 * rng.normal(size=(4, 3)),
-    )
+    inputs, labels = rng.normal(size=(2, 10, 4)), rng.integers(0, 3, size=(2, 10))
+    return Cleaning(inputs, labels, rng.normal(size=10), 0.3 * rng.normal(size=(4, 3)))
 
 
 # --- Scalar problems; their y is of one or two numbers ---

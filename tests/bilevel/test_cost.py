@@ -1,7 +1,5 @@
 """What an estimator says that it costs, what it asks for on the host, and jit, vmap and scan."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,6 +11,9 @@ from tests.bilevel import identities, problems, walking
 
 SGD = bilevel.descent(optax.sgd(0.3))
 BOTH = bilevel.aggregate(optax.sgd(0.3))
+RATED = bilevel.descent(lambda x: optax.sgd(jnp.exp(x["rate"])))
+DYNAMIC = bilevel.dynamic(0.5)
+DIFFERENCES = bilevel.implicit(SGD, 4, solve=bilevel.cg(3), cross="fd")
 BARRIER = bilevel.barrier(lambda k: 0.1, lambda k: 0.5, ridge=0.01, upper_ridge=0.02)
 Cost = bilevel.Cost
 
@@ -20,20 +21,14 @@ Cost = bilevel.Cost
 ESTIMATORS = {
     "unroll": (bilevel.unroll(SGD, 7), Cost(0, 8, 7, 7)),
     "unroll, 0 back": (bilevel.unroll(SGD, 7, back=0), Cost(0, 8, 0, 0)),
-    "unroll, 0 back, rate in x": (
-        bilevel.unroll(bilevel.descent(lambda x: optax.sgd(jnp.exp(x["rate"]))), 7, back=0),
-        Cost(0, 8, 0, 0),
-    ),
+    "unroll, 0 back, rate in x": (bilevel.unroll(RATED, 7, back=0), Cost(0, 8, 0, 0)),
     "unroll, checkpoints": (bilevel.unroll(SGD, 7, checkpoint=True), Cost(0, 15, 7, 7)),
     "unroll, forward": (bilevel.unroll(SGD, 7, mode="forward"), Cost(0, 8, 7 * 7, 0)),
     "unroll, worst": (bilevel.unroll(SGD, 7, pick="worst"), None),
     "aggregate": (bilevel.unroll(BOTH, 5), Cost(0, 11, 10, 10)),
     "aggregate, checkpoints": (bilevel.unroll(BOTH, 5, checkpoint=True), Cost(0, 21, 10, 10)),
     "cg": (bilevel.implicit(SGD, 4, solve=bilevel.cg(3)), Cost(0, 5, 4, 1)),
-    "cg, differences": (
-        bilevel.implicit(SGD, 4, solve=bilevel.cg(3), cross="fd"),
-        Cost(0, 7, 4, 0),
-    ),
+    "cg, differences": (DIFFERENCES, Cost(0, 7, 4, 0)),
     "neumann": (bilevel.implicit(SGD, 4, solve=bilevel.neumann(3, 0.1)), Cost(0, 5, 3, 1)),
     "scaled": (bilevel.implicit(SGD, 4, solve=bilevel.scaled(0.1)), Cost(0, 5, 0, 1)),
     "one step": (bilevel.implicit(SGD, 4, solve=bilevel.one_step()), Cost(0, 5, 0, 1)),
@@ -41,31 +36,30 @@ ESTIMATORS = {
     "gap": (bilevel.value_gap(SGD, 4), Cost(0, 4 + 2 * 4 + 3, 0, 0)),
     "gap, central": (bilevel.value_gap(SGD, 4, central=True), Cost(0, 2 * 8 + 3, 0, 0)),
     "gap, barrier": (bilevel.value_gap(SGD, 4, multiplier=BARRIER), Cost(1, 4 + 2 * 4 + 3, 0, 0)),
-    "gap, dynamic": (
-        bilevel.value_gap(SGD, 4, multiplier=bilevel.dynamic(0.5)),
-        Cost(0, 4 + 3, 0, 0),
-    ),
+    "gap, dynamic": (bilevel.value_gap(SGD, 4, multiplier=DYNAMIC), Cost(0, 4 + 3, 0, 0)),
 }
 WARM = ["unroll", "cg", "neumann", "gap", "gap, barrier", "gap, dynamic"]
 
 
-@functools.cache
-def first_on_host(name):
-    """The result and the requests of an estimator that has no state yet, on the network."""
-    case = problems.mlp()
-    return walking.on_host(case.problem, ESTIMATORS[name][0], case.x, case.y)
+def check_batches(program, notes):
+    """The numbers of the new ones are 0, 1, 2, ...; nobody asks for one that is not there yet."""
+    for level, number in bilevel.machine.num_batches(program).items():
+        own, seen = [note for note in notes if note.what.level == level], set()
+        assert [note.batch for note in own if note.what.is_new] == list(range(number))
+        for note in own:
+            assert note.what.is_new == (note.batch not in seen), note
+            seen.add(note.batch)
 
 
 @pytest.mark.parametrize("name", ESTIMATORS)
 def test_cost_is_the_number_of_calls_and_the_host_finds_the_same(name, float64):
+    """A batch is new once and held afterwards."""
     estimator, cost = ESTIMATORS[name]
     case, state = problems.mlp(), None
     for _ in range(2 if name in WARM else 1):
         jitted = walking.jitted(case.problem, estimator, case.x, case.y, state=state)
-        if state is None:
-            on_host, notes = first_on_host(name)
-        else:
-            on_host, notes = walking.on_host(case.problem, estimator, case.x, case.y, state=state)
+        on_host, notes = walking.on_host(case.problem, estimator, case.x, case.y, state=state)
+        check_batches(estimator.program(case.x), notes)
         calls = walking.counted(notes)
         assert jitted.info.cost == on_host.info.cost
         if cost is None:  # fewer steps back than are announced
@@ -77,21 +71,6 @@ def test_cost_is_the_number_of_calls_and_the_host_finds_the_same(name, float64):
         assert walking.apart(jitted._replace(info=()), on_host._replace(info=())) < 1e-14
         assert walking.apart(jitted.info, on_host.info) < 1e-12
         state = jitted.state
-
-
-@pytest.mark.parametrize("name", ESTIMATORS)
-def test_a_batch_is_new_once_and_held_afterwards(name, float64):
-    """The numbers of the new ones are 0, 1, 2, ...; nobody asks for one that is not there yet."""
-    estimator, _ = ESTIMATORS[name]
-    case = problems.mlp()
-    _, notes = first_on_host(name)
-    for level, number in bilevel.machine.num_batches(estimator.program(case.x)).items():
-        own = [note for note in notes if note.what.level == level]
-        assert [note.batch for note in own if note.what.is_new] == list(range(number))
-        seen = set()
-        for note in own:
-            assert note.what.is_new == (note.batch not in seen), note
-            seen.add(note.batch)
 
 
 @pytest.mark.parametrize("name", ["unroll, worst", "cg"])

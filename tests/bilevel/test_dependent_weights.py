@@ -1,6 +1,6 @@
 """Weights that depend on x or y: the quotient rule, in every estimator, whole and in blocks."""
 
-from typing import NamedTuple
+import collections
 
 import jax
 import jax.numpy as jnp
@@ -17,11 +17,7 @@ pytestmark = pytest.mark.usefixtures("float64")
 NUM, SIZE, RATE = 12, 3, 0.3
 
 
-class Rows(NamedTuple):
-    inputs: np.ndarray  # [n, 3]
-    targets: np.ndarray  # [n]
-    index: np.ndarray  # i[n]
-    weights: np.ndarray  # [n]
+Rows = collections.namedtuple("Rows", "inputs targets index weights")  # [n, 3], [n], i[n], [n]
 
 
 def misfit(y, batch):
@@ -85,20 +81,10 @@ def made(seed=0):
     return jax.tree.map(jnp.asarray, x), jnp.asarray(y), batches
 
 
-def in_blocks(batches):
-    return bilevel.Batches(*(bilevel.Blocks.of(batch, 3) for batch in batches))
-
-
-# Constant weights: one recipe for each family, and for each kind of request.
-OF_RECIPES = [
-    *[(key, "both of both") for key in bilevel.RECIPES],
-    *[(key, "none") for key in ("fhg", "rhg", "reptile", "cg", "bvfim")],
-]
-
-
-@pytest.mark.parametrize(("key", "name"), OF_RECIPES)
+@pytest.mark.parametrize("key", bilevel.RECIPES)
 @pytest.mark.filterwarnings("ignore:.*steps of y crossed the barrier")
-def test_every_recipe_is_that_of_the_quotient_as_a_scalar(key, name):
+def test_every_recipe_is_that_of_the_quotient_as_a_scalar(key):
+    """Whole batches, and constant weights, are compared by their requests, below."""
     x, y, batches = made()
     recipe = bilevel.RECIPES[key]
     estimator = recipe.make(optax.sgd(RATE), 3)
@@ -106,9 +92,9 @@ def test_every_recipe_is_that_of_the_quotient_as_a_scalar(key, name):
         x = {**x, "rates": np.full(SIZE, RATE)}
     if recipe.learns_start:
         x = bilevel.Learned(x, y)
-    given = batches if name == "none" else in_blocks(batches)  # whole ones are compared above, too
-    expected = walking.jitted(by_hand(name), estimator, x, y, batches)
-    found = walking.jitted(weighted(name), estimator, x, y, given)
+    blocks = bilevel.Batches(*(bilevel.Blocks.of(batch, 3) for batch in batches))
+    expected = walking.jitted(by_hand("both of both"), estimator, x, y, batches)
+    found = walking.jitted(weighted("both of both"), estimator, x, y, blocks)
     assert walking.apart(expected, found) < 1e-12
 
 
@@ -144,15 +130,18 @@ def answers(what, at, *asked):
     return jax.jit(of_all, compiler_options=walking.QUICKLY)(at, batches)
 
 
+each_request = pytest.mark.parametrize(
+    "what", REQUESTS, ids=lambda w: f"{w.kind.value} {w.level} {w.wrt}"
+)
+
+
 @pytest.mark.parametrize("name", WEIGHTS)
-@pytest.mark.parametrize("what", REQUESTS, ids=lambda w: f"{w.kind.value} {w.level} {w.wrt}")
+@each_request
 def test_every_request_in_blocks_is_that_of_the_whole(what, name):
     x, y, batches = made()
     at, batch = placed(what, x, y), getattr(batches, what.level)
-    blocks, problem = bilevel.Blocks.of(batch, 4), weighted(name)
-    expected, *others = answers(
-        what, at, (by_hand(name), batch), (problem, batch), (problem, blocks)
-    )
+    problem, asked = weighted(name), (batch, bilevel.Blocks.of(batch, 4))
+    expected, *others = answers(what, at, (by_hand(name), batch), *((problem, b) for b in asked))
     for found in others:
         assert jax.tree.structure(found) == jax.tree.structure(expected)
         assert walking.apart(expected, found) < 1e-12
@@ -191,7 +180,7 @@ def test_masked_blocks_count_by_what_is_left_of_them():
 # --- Constant weights cost nothing ---
 
 
-@pytest.mark.parametrize("what", REQUESTS, ids=lambda w: f"{w.kind.value} {w.level} {w.wrt}")
+@each_request
 def test_constant_weights_have_the_program_of_a_number_that_divides(what):
     """No gradient of the denominator: the program is that of a denominator that is held."""
     x, y, batches = made()

@@ -1,9 +1,9 @@
 import asyncio
+import collections
 import os
 import shutil
 import stat
 import threading
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,24 +17,13 @@ from hetjax.checkpoints import checkpoint, leaves
 from hetjax.rounds import state as state_lib
 from tests.checkpoints import checkpoints
 
-
-class Leaves(NamedTuple):
-    """One of every kind of leaf."""
-
-    host: np.ndarray
-    device: jax.Array
-    half: jax.Array
-    key: jax.Array
-    keys: jax.Array
-    old_key: jax.Array
-    numbers: tuple[bool, int, float]
-    scalars: tuple[np.generic, ...]
-    empty: np.ndarray
-    nothing: None
-    inner: dict
+Leaves = collections.namedtuple(
+    "Leaves", "host device half key keys old_key numbers scalars empty nothing inner"
+)
 
 
 def make_leaves(scale: int = 1) -> Leaves:
+    """One of every kind of leaf."""
     return Leaves(
         host=scale * np.arange(6, dtype=np.int16).reshape(2, 3),
         device=scale * jnp.linspace(0, 1, 5),
@@ -192,18 +181,11 @@ def test_the_newest_ones_are_kept(tmp_path):
 def test_the_umask_says_who_may_read_a_workdir(mask, tmp_path):
     before, data = os.umask(mask), {"x": np.ones(8, np.float32)}
     fields = {"workers": 1, "local": "virtual", "microbatch_size": 4, "budget": 2, "epochs": 1}
+    fields |= {"writers": [hetjax.writers.csv()], "workdir": tmp_path / "whole", "progress": False}
+    squares = lambda p, b, rng: (b["x"] - p) ** 2  # noqa: E731
     try:
         checkpoints.save_all(tmp_path / "run", [1])
-        hetjax.fit(
-            lambda p, b, rng: (b["x"] - p) ** 2,
-            np.float32(0),
-            optax.sgd(0.1),
-            data,
-            workdir=tmp_path / "whole",
-            writers=[hetjax.writers.csv()],
-            progress=False,
-            **fields,
-        )
+        hetjax.fit(squares, np.float32(0), optax.sgd(0.1), data, **fields)
     finally:
         os.umask(before)
     found = [*(tmp_path / "run").rglob("*"), *(tmp_path / "whole").rglob("*"), tmp_path / "run"]

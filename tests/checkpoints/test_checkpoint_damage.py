@@ -3,7 +3,6 @@ import os
 import pathlib
 import resource
 import shutil
-import socket
 import subprocess
 import sys
 import textwrap
@@ -85,6 +84,8 @@ def test_any_flipped_bit_of_the_manifest_is_found(pair):
         (lambda step: (step / "manifest.json").write_text("[" * 99999), "manifest.json is not"),
         (lambda step: swap(step / "manifest.json"), "manifest.json is not what was written"),
         (lambda step: swap(step / "about.json"), "the SHA-256 sum of about.json is another"),
+        (lambda step: seal(step / "arrays" / "_METADATA", "{}"), "Orbax cannot read it"),
+        (lambda step: seal(step / "about.json", None), "the arrays are not those that were saved"),
     ],
 )
 def test_damage_is_set_aside_and_the_one_before_is_used(pair, capfd, damage, reason):
@@ -107,22 +108,16 @@ def swap(path: pathlib.Path) -> None:
     shutil.copy(path.parent.with_name("00000001") / path.name, path)
 
 
-def test_what_orbax_cannot_read_is_set_aside(pair, capfd):
-    step = pair / "00000002"
-    (step / "arrays" / "_METADATA").write_text("{}")
-    (step / "manifest.json").unlink()
-    files.seal(step, 2)  # the sums agree
-    assert_falls_back(pair, capfd, "Orbax cannot read it")
-
-
-def test_arrays_that_the_index_does_not_know_are_set_aside(pair, capfd):
-    step = pair / "00000002"
-    described = json.loads((step / "about.json").read_text())
-    described["arrays"]["order"] = ["int64", [9]]
-    (step / "about.json").write_text(json.dumps(described))
+def seal(path: pathlib.Path, text: str | None) -> None:
+    """Writes a file of a checkpoint anew, or with another type of an array, and sums that agree."""
+    if text is None:
+        described = json.loads(path.read_text())
+        described["arrays"]["order"] = ["int64", [9]]
+        text = json.dumps(described)
+    path.write_text(text)
+    step = path.parents[path.parent.name == "arrays"]
     (step / "manifest.json").unlink()
     files.seal(step, 2)
-    assert_falls_back(pair, capfd, "the arrays are not those that were saved")
 
 
 def test_a_second_damaged_one_has_a_name_of_its_own(pair, capfd):
@@ -137,19 +132,22 @@ def test_a_second_damaged_one_has_a_name_of_its_own(pair, capfd):
     assert len(capfd.readouterr().err.splitlines()) == 3
 
 
-def test_a_file_that_may_not_be_read_is_no_damage(pair, monkeypatch):
-    def refuse(path, *args):
-        raise PermissionError(13, "Permission denied", str(path))
-
-    monkeypatch.setattr(files, "_file_entry", refuse)
-    with pytest.raises(ValueError, match=r"cannot be read: .*Permission denied"):
-        checkpoint.newest(pair)
-    assert checkpoints.names_in(pair) == ["00000001", "00000002"]
+def refuse(path, *args):
+    raise PermissionError(13, "Permission denied", str(path))
 
 
-def test_a_newer_format_is_no_damage(pair, monkeypatch):
-    monkeypatch.setattr(files, "_FORMAT", 0)
-    with pytest.raises(ValueError, match=r"has format 1; this version of hetjax reads 0"):
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("_file_entry", refuse, "cannot be read: .*Permission denied"),
+        ("_FORMAT", 0, "has format 1; this version of hetjax reads 0"),
+    ],
+)
+def test_what_may_not_be_read_and_a_newer_format_are_no_damage(
+    name, value, words, pair, monkeypatch
+):
+    monkeypatch.setattr(files, name, value)
+    with pytest.raises(ValueError, match=words):
         checkpoint.newest(pair)
     assert checkpoints.names_in(pair) == ["00000001", "00000002"]
 
@@ -186,61 +184,6 @@ def test_a_file_that_grows_too_large_leaves_the_earlier_checkpoints(pair):
     assert checkpoint.newest(pair).step == 3
 
 
-# Processes
-
-
-def run_program(text: str, *arguments: str) -> subprocess.Popen:
-    command = [sys.executable, "-W", "error", "-c", textwrap.dedent(text), *arguments]
-    environment = os.environ | {"JAX_PLATFORMS": "cpu"}
-    pipe = subprocess.PIPE
-    return subprocess.Popen(command, env=environment, stdout=pipe, stderr=pipe, text=True)
-
-
-PATIENCE_SECS = 300  # a few are usual, where the machine is not busy
-TWO_PROCESSES = """
-    import sys
-    import jax
-    import numpy as np
-    process, port, directory = int(sys.argv[1]), sys.argv[2], sys.argv[3]
-    jax.distributed.initialize(f"127.0.0.1:{port}", 2, process)
-    from jax.experimental import multihost_utils
-    from hetjax.checkpoints import checkpoint
-    assert jax.process_count() == 2
-    if process == 0:
-        store = checkpoint.Checkpoints(directory)
-        store.save(1, {"w": np.arange(5.0)}, {"round": 1})
-        store.save(2, {"w": np.arange(6.0)}, {"round": 2})
-        store.close()
-        print(checkpoint.newest(directory).step)
-    multihost_utils.sync_global_devices("written")
-    if process == 1:
-        print(checkpoint.newest(directory).arrays["w"].tolist())
-    multihost_utils.sync_global_devices("read")
-"""
-
-
-def test_one_process_of_two_saves_without_the_other(tmp_path, free_port):
-    programs = [
-        run_program(TWO_PROCESSES, str(i), str(free_port), str(tmp_path / "run")) for i in range(2)
-    ]
-    try:
-        outputs = [program.communicate(timeout=PATIENCE_SECS) for program in programs]
-    finally:
-        for program in programs:
-            program.kill()
-    answers = ["2", "[0.0, 1.0, 2.0, 3.0, 4.0, 5.0]"]
-    for (out, error), answer in zip(outputs, answers, strict=True):
-        assert answer in out.splitlines(), error  # Gloo prints a line, too
-    assert [program.returncode for program in programs] == [0, 0]
-
-
-@pytest.fixture
-def free_port():
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
-
-
 QUIET = """
     import sys
     from absl import app
@@ -258,9 +201,10 @@ QUIET = """
 
 
 def test_nothing_is_logged_and_orbax_comes_late(tmp_path):
-    program = run_program(QUIET, str(tmp_path))
-    assert program.communicate(timeout=PATIENCE_SECS) == ("", "")
-    assert program.returncode == 0
+    command = [sys.executable, "-W", "error", "-c", textwrap.dedent(QUIET), str(tmp_path)]
+    environment = os.environ | {"JAX_PLATFORMS": "cpu"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert (done.stdout, done.stderr, done.returncode) == ("", "", 0)
 
 
 @pytest.mark.slow

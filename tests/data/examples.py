@@ -50,6 +50,19 @@ class OfOneThread(Waiting):
         return super().__getitem__(index)
 
 
+class At5(Waiting):
+    """Does something before example 5 is read."""
+
+    def __init__(self, does):
+        super().__init__(10, 0.0)
+        self.does = does
+
+    def __getitem__(self, index):
+        if index == 5:
+            self.does()
+        return super().__getitem__(index)
+
+
 class Busy(Waiting):
     """Each read holds the interpreter's lock for so long, and ends the process where it is told."""
 

@@ -85,13 +85,8 @@ def test_what_was_read_ahead_is_not_read_again():
 def test_a_source_that_blocks_does_not_block_closing():
     blocked = threading.Event()
 
-    class Blocking(examples.Waiting):
-        def __getitem__(self, index):
-            if index == 5:
-                blocked.wait(240)
-            return super().__getitem__(index)
-
-    feeding = feed.StreamedFeed(Blocking(10, 0.0), [jax.devices()[0]])
+    source = examples.At5(lambda: blocked.wait(240))
+    feeding = feed.StreamedFeed(source, [jax.devices()[0]])
     threading.Timer(0.2, feeding.close).start()
     began = time.perf_counter()
     with pytest.raises(BaseException, match="closed"):
@@ -122,13 +117,10 @@ def test_several_readers_bring_the_same_and_read_each_example_once(num_readers):
 
 
 def test_an_example_that_cannot_be_read_is_named_where_it_is_needed():
-    class Broken(examples.Waiting):
-        def __getitem__(self, index):
-            if index == 5:
-                raise OSError("disk on fire")
-            return super().__getitem__(index)
+    def breaks():
+        raise OSError("disk on fire")
 
-    feeding = feed.StreamedFeed(Broken(10, 0.0), [jax.devices()[0]], crew=readers.Crew(4))
+    feeding = feed.StreamedFeed(examples.At5(breaks), [jax.devices()[0]], crew=readers.Crew(4))
     feeding.read_ahead(np.array([[1, 2], [5, 6]], np.int32), np.zeros(2, int))
     with pytest.raises(ValueError, match=r"example 5.*disk on fire"):
         feeding.load(0, np.array([5, 6], np.int32))

@@ -9,6 +9,7 @@ import pytest
 
 import hetjax
 from hetjax.data import sources
+from tests.data import iterables_examples
 from tests.data.test_sources import ManyItems
 
 
@@ -65,34 +66,17 @@ class Series(Column):
         raise KeyError(label)
 
 
-class Loader:
-    """A DataLoader of PyTorch."""
-
-    dataset, batch_size = [1, 2], 2
-
-    def __iter__(self):
-        return iter([[1, 2]])
-
-    def __len__(self):
-        return 1
-
-
 class Endless:
     def __getitem__(self, index):
         return {"x": np.float32(index)}
 
 
-class EndlessWithALength(Endless):
-    def __len__(self):
-        return 6
-
-
-class Repeated(EndlessWithALength):
+class Repeated(Endless):
     def __len__(self):
         return 2**62
 
 
-class Uncounted(EndlessWithALength):
+class Uncounted(Endless):
     def __len__(self):
         raise TypeError("the number of examples is not known")
 
@@ -100,11 +84,8 @@ class Uncounted(EndlessWithALength):
 def test_a_dict_of_lists_is_a_source():
     source = sources.as_source({"x": [[1, 2], [3, 4]], "y": [0, 1], "w": [0.5, 1]})
     assert len(source) == 2
-    assert {k: v.dtype.name for k, v in source.arrays.items()} == {
-        "x": "int32",
-        "y": "int32",
-        "w": "float32",
-    }
+    types = {"x": "int32", "y": "int32", "w": "float32"}
+    assert {name: array.dtype.name for name, array in source.arrays.items()} == types
     np.testing.assert_array_equal(source[1]["x"], [3, 4])
     pair = sources.as_source(([[[1.0], [2.0]], [[3.0], [4.0]]], [True, False]))
     assert [leaf.shape for leaf in pair.arrays] == [(2, 2, 1), (2,)]
@@ -142,7 +123,7 @@ def test_the_columns_of_a_table_are_arrays():
         ([], "no examples"),
         ({"train": ManyItems([1]), "test": ManyItems([2])}, "is ManyItems; a source"),
         ("cifar10", "cannot be made of str.*datasets.load"),
-        (Loader(), r"Loader.*loader\.dataset"),
+        (iterables_examples.Loader(2, 2), r"Loader.*loader\.dataset"),
         (Endless(), "Endless, which has no __len__"),
         (Repeated(), r"Repeated: it has 4,611,686,018,427,387,904 examples or no end"),
         (Uncounted(), r"Uncounted: len\(\) of it raises TypeError: the number of"),
@@ -183,8 +164,8 @@ def squares(slope, batch, rng=None):
     return (batch["x"] * slope - batch["y"]) ** 2
 
 
-def slope_of(source):
-    found = hetjax.fit(squares, np.float32(0), optax.sgd(0.1), source, epochs=60, **FIELDS)
+def slope_of(source, loss=squares):
+    found = hetjax.fit(loss, np.float32(0), optax.sgd(0.1), source, epochs=60, **FIELDS)
     return float(found.params)
 
 
@@ -196,6 +177,10 @@ def library(name):
     return pytest.importorskip(name, reason=f"{name} is not installed")
 
 
+def stream(batches, **fields):
+    return hetjax.stream(batches, **{"examples_per_epoch": N, "batched": True, **fields})
+
+
 TABLES = {
     "records": records,
     "a structured array": lambda: np.array(records().tolist(), [("x", ">f4"), ("y", "f8")]),
@@ -204,9 +189,7 @@ TABLES = {
     "a table of pyarrow": lambda: library("pyarrow").table(COLUMNS),
     "a batch of pyarrow": lambda: library("pyarrow").RecordBatch.from_pydict(COLUMNS),
     "columns of pyarrow": lambda: dict(COLUMNS, x=library("pyarrow").array(X)),
-    "a stream of tables": lambda: hetjax.stream(
-        [ArrowTable(x=X[:9], y=2 * X[:9]), records()[9:]], examples_per_epoch=N, batched=True
-    ),
+    "a stream of tables": lambda: stream([ArrowTable(x=X[:9], y=2 * X[:9]), records()[9:]]),
     "pandas": lambda: library("pandas").DataFrame(COLUMNS),
     "polars": lambda: library("polars").DataFrame(COLUMNS),
     "bytes in the other order": lambda: {"x": X.astype(">f4"), "y": (2 * X).astype(">f8")},
@@ -226,19 +209,16 @@ def test_rows_are_the_examples_of_a_table(kind):
         assert slope_of(source) == pytest.approx(2, abs=0.03)
 
 
-def batched(items):
-    return [{name: np.ma.stack([i[name] for i in items[:4]]) for name in "xy"}]
-
-
 def masked(form):
     rows = {"x": X, "y": np.ma.masked_array(2 * X, np.arange(N) % 4 == 0)}
     items = [{"x": X[i], "y": rows["y"][i : i + 1].reshape(())} for i in range(N)]
+    batched = [{name: np.ma.stack([i[name] for i in items[:4]]) for name in "xy"}]
     return {
         "arrays": rows,
         "records": np.ma.masked_array(records(), mask=np.arange(N) > 14),
         "items": items,
-        "stream": hetjax.stream(items, examples_per_epoch=N),
-        "batches": hetjax.stream(batched(items), examples_per_epoch=4, batched=True),
+        "stream": stream(items, batched=False),
+        "batches": stream(batched, examples_per_epoch=4),
         "views": hetjax.augmented({"x": X, "y": X}, lambda example, rng: items[0]),
     }[form]
 
@@ -258,8 +238,7 @@ def test_masked_numbers_are_refused_and_left_out_by_weights(form):
         def loss(slope, batch, rng):
             return hetjax.Losses(squares(slope, batch), weights=~batch["mask"])
 
-        found = hetjax.fit(loss, np.float32(0), optax.sgd(0.1), rows, epochs=60, **FIELDS)
-        assert float(found.params) == pytest.approx(2, abs=0.03)
+        assert slope_of(rows, loss) == pytest.approx(2, abs=0.03)
 
 
 @pytest.mark.parametrize("loss", [squares, lambda p, b, rng: squares(p, {"x": b["x"] @ b["y"]})])
@@ -267,7 +246,6 @@ def test_a_list_of_batches_or_of_nothing_is_told_of(loss):
     batches = [{"x": X[at : at + 8], "y": 2 * X[at : at + 8]} for at in (0, 8)]
     with pytest.raises(ValueError, match=r"If the data are a list of batches, join.*batched=True"):
         hetjax.fit(loss, np.float32(0), optax.sgd(0.1), batches, epochs=1, **FIELDS)
-    joined = hetjax.stream(batches, examples_per_epoch=N, batched=True)
-    assert slope_of(joined) == pytest.approx(2, abs=0.03)
+    assert slope_of(stream(batches)) == pytest.approx(2, abs=0.03)
     with pytest.raises(ValueError, match="example 0 cannot be used: it holds nothing"):
         slope_of([()] * N)

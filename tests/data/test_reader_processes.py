@@ -7,16 +7,15 @@ import re
 import signal
 import subprocess
 import sys
-import textwrap
 
 import jax
 import numpy as np
 import pytest
 
 import hetjax
-from hetjax.data import choosing, feed, reader_processes, readers, sources
+from hetjax.data import feed, reader_processes, readers, sources
 from hetjax.processes import interrupt
-from tests.data import examples
+from tests.data import examples, test_trial
 from tests.rounds import problems
 
 CREW = readers.asked("processes:2")
@@ -74,10 +73,8 @@ def test_a_run_reads_by_processes_to_the_bit(capsys):
     data = problems.classification(30, np.float32)
     rows = [{"x": x, "y": y} for x, y in zip(data["x"], data["y"], strict=True)]
     weights = problems.initial_weights(np.float32)
-    fields = {"epochs": 2, "local": "virtual"}
-    found = problems.fit(
-        rows, weights, data={"feed": "streamed", "readers": "processes:2"}, **fields
-    )
+    fields, how = {"epochs": 2, "local": "virtual"}, {"feed": "streamed", "readers": "processes:2"}
+    found = problems.fit(rows, weights, data=how, **fields)
     np.testing.assert_array_equal(found.params, problems.fit(data, weights, **fields).params)
     assert found.config["data"]["readers"] == "processes:2"
     with pytest.raises(ValueError, match=r"data\.readers: got 'processes:0'"):
@@ -98,29 +95,14 @@ def test_signals_end_a_run_and_not_its_readers():
 
 
 def test_copies_of_a_generator_are_told_of(capsys):
-    source = choosing.training_feed(
-        examples.Augmented(),
-        [jax.devices()[0]],
-        asked="auto",
-        num_readers="processes:2",
-        leads=True,
-        agree=lambda problem, solve: solve(),
-    )
-    source.close()
+    test_trial.made_for(examples.Augmented(), num_readers="processes:2")
     assert "draw the same random numbers; hetjax.augmented" in capsys.readouterr().err
 
 
 def test_a_program_without_a_guard_is_told_of_it(tmp_path):
     path = tmp_path / "unguarded.py"
-    path.write_text(
-        textwrap.dedent("""
-            from hetjax.data import readers, sources
-
-            sources.load_all([1.0, 2.0], crew=readers.asked("processes:1"))
-        """)
-    )
-    found = subprocess.run(
-        [sys.executable, str(path)], capture_output=True, text=True, timeout=300, check=False
-    )
+    program = "sources.load_all([1.0, 2.0], crew=readers.asked('processes:1'))\n"
+    path.write_text(f"from hetjax.data import readers, sources\n{program}")
+    found = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, timeout=300)
     assert found.returncode == 1
     assert re.search(r"if __name__ == '__main__'.*ended as it began \(exit code 1\)", found.stderr)

@@ -139,11 +139,9 @@ class SlowStream:
         return [(row, self.passes[0].index) for row in found]
 
     def commit(self, plan, done, signs):
-        for own, workers in zip(
-            self.passes,
-            [range(self.num_workers)] if self.shared else [[w] for w in range(self.num_workers)],
-            strict=True,
-        ):
+        each = range(self.num_workers)
+        of_pass = [each] if self.shared else [[worker] for worker in each]
+        for own, workers in zip(self.passes, of_pass, strict=True):
             processed, returned, of_processed = [], [], []
             for worker in workers:
                 for index, row in enumerate(plan[worker]):
@@ -170,13 +168,10 @@ class SlowStream:
 
 
 def assert_equal_streams(stream, state, slow):
-    assert [own.remaining.tolist() for own in state.passes] == [
-        own.remaining for own in slow.passes
-    ]
-    assert [own.pass_index for own in state.passes] == [own.index for own in slow.passes]
-    assert [own.order_state.order.tolist() for own in state.passes] == [
-        own.order for own in slow.passes
-    ]
+    for own, other in zip(state.passes, slow.passes, strict=True):
+        assert own.remaining.tolist() == other.remaining
+        assert own.pass_index == other.index
+        assert own.order_state.order.tolist() == other.order
     assert state.ledger.counts.tolist() == list(slow.counts.values())
     assert ledger.missing(state.ledger) == slow.missing
     open_pass = sum(max(count - 1, 0) for count in slow.counts.values())
@@ -213,14 +208,8 @@ def test_a_stream_does_what_lists_do(
         budget = min(budget, num_examples // size)
     of_round = budget if drops else 0
     kind = stream_lib.SharedStream if shared else stream_lib.PrivateStream
-    stream = kind(
-        num_examples,
-        num_workers,
-        microbatch_size=size,
-        ordering=test_orders.METHODS[name](),
-        seed=seed,
-        of_round=of_round,
-    )
+    fields = {"ordering": test_orders.METHODS[name](), "seed": seed, "of_round": of_round}
+    stream = kind(num_examples, num_workers, microbatch_size=size, **fields)
     shards = [shard.tolist() for shard in stream.shards]
     slow = SlowStream(name, shards, num_workers, size, seed, shared=shared, of_round=of_round)
     state = stream.init()
@@ -236,15 +225,15 @@ def test_a_stream_does_what_lists_do(
         assert quotas.tolist() == slow.fitted(asked.tolist(), present.tolist())
         assert stream.is_last(state, quotas) == (shared and sum(quotas) >= sum(slow.left()))
         some = np.flatnonzero(rng.random(num_workers) < 0.6).tolist() or [0]
-        upcoming, passes = stream.upcoming(state, quotas, some)
-        pairs = list(zip(upcoming.tolist(), passes.tolist(), strict=True))
-        assert pairs == slow.upcoming(quotas.tolist(), some)
+        pairs = zip(
+            *(array.tolist() for array in stream.upcoming(state, quotas, some)), strict=True
+        )
+        assert list(pairs) == slow.upcoming(quotas.tolist(), some)
 
         plan, slow_plan = stream.plan(state, quotas), slow.plan(quotas.tolist())
         assert [plan.microbatches(worker).tolist() for worker in range(num_workers)] == slow_plan
-        assert plan.passes.tolist() == [own.index for own in slow.passes] * (
-            num_workers if shared else 1
-        )
+        passes = [own.index for own in slow.passes]
+        assert plan.passes.tolist() == passes * (num_workers if shared else 1)
         assert_equal_streams(stream, state, slow)
         done = plan.quotas
         if rng.random() < 0.7:
@@ -325,9 +314,8 @@ def test_a_state_of_an_order_that_grows_is_refused_when_it_first_does():
     stream = stream_lib.SharedStream(8, 1, microbatch_size=2, ordering=grows, seed=0)
     state = stream.init()
     plan = stream.plan(state, np.array([1]))
-    with pytest.raises(
-        ValueError, match=r"place\(state, .*with state/seen/0 int64\[\], where init"
-    ):
+    message = r"place\(state, .*with state/seen/0 int64\[\], where init"
+    with pytest.raises(ValueError, match=message):
         stream.commit(state, plan, np.array([1]))
 
 
@@ -336,9 +324,8 @@ def test_a_state_of_an_order_that_grows_is_refused_when_it_first_does():
 def test_the_ledger_counts_every_repetition_and_every_gap(num_examples, seed, parts):
     """Examples at random, as by a fault: twice in a round, again in the next, or never."""
     rng = np.random.default_rng(seed)
-    shards = np.split(
-        rng.permutation(num_examples), np.sort(rng.integers(0, num_examples, parts - 1))
-    )
+    cuts = np.sort(rng.integers(0, num_examples, parts - 1))
+    shards = np.split(rng.permutation(num_examples), cuts)
     state, history = ledger.init(num_examples), [[] for _ in range(num_examples)]
     ever, missing, duplicated = set(), 0, 0
     for _ in range(12):

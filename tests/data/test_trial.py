@@ -1,6 +1,7 @@
 """What a few readings before the run find out, and what its user is told."""
 
 import random
+import re
 
 import jax
 import numpy as np
@@ -10,16 +11,11 @@ from hetjax.data import choosing, feed, held, sources, trial
 from tests.data import examples
 
 
-def made_for(source, *, asked="auto", num_readers=1, leads=True):
+def made_for(source, **options):
     """The feed that a run takes."""
-    made = choosing.training_feed(
-        source,
-        [jax.devices()[0]],
-        asked=asked,
-        num_readers=num_readers,
-        leads=leads,
-        agree=lambda problem, solve: solve(),
-    )
+    options = {"asked": "auto", "num_readers": 1, "leads": True, **options}
+    options.setdefault("agree", lambda problem, solve: solve())
+    made = choosing.training_feed(source, [jax.devices()[0]], **options)
     made.close()
     return made
 
@@ -38,18 +34,26 @@ def test_a_source_that_gives_the_same_again_is_resident_without_a_word(capsys):
     assert choose(nan, capsys) == (feed.ResidentFeed, "")
 
 
-def test_a_source_that_changes_is_streamed_and_a_line_says_so(capsys):
-    kind, said = choose(examples.Augmented(), capsys)
-    assert kind is feed.StreamedFeed
-    (line,) = said.splitlines()
-    assert "of Augmented was another one when it was read again (['noise'] differed)" in line
-    assert choose(examples.Augmented(), capsys, leads=False) == (feed.StreamedFeed, "")
-
-
-def test_resident_is_taken_at_its_word_and_warned_of(capsys):
-    kind, said = choose(examples.Augmented(), capsys, asked="resident")
-    assert kind is feed.ResidentFeed
-    assert "(['noise'] differed)" in said
+@pytest.mark.parametrize(
+    ("options", "kind", "words"),
+    [
+        ({}, feed.StreamedFeed, r"of Augmented was another .* read again \(\['noise'\] differed\)"),
+        ({"leads": False}, feed.StreamedFeed, ""),
+        ({"asked": "resident"}, feed.ResidentFeed, r"\(\['noise'\] differed\)"),
+        ({"asked": "streamed", "num_readers": 3}, feed.StreamedFeed, ""),
+        ({"num_readers": 4}, feed.StreamedFeed, "4 threads read Augmented"),
+    ],
+    ids=str,
+)
+def test_what_is_made_and_said_of_a_source_that_changes(options, kind, words, capsys):
+    """Resident is taken at its word; streamed reads nothing beforehand but the shapes."""
+    source = examples.Augmented()
+    found, said = choose(source, capsys, **options)
+    assert found is kind
+    assert bool(said) == bool(words)
+    assert re.search(words, said)
+    assert options or said.count("\n") == 1
+    assert (source.reads == [0]) == (options.get("asked") == "streamed")
 
 
 @pytest.mark.parametrize("asked", ["auto", "streamed"])
@@ -60,13 +64,6 @@ def test_what_changes_after_it_was_read_once_is_told(asked, capsys):
     made.compare(1)
     said = capsys.readouterr().err
     assert ("example 3 is another one than before" in said) == (asked == "auto"), said
-
-
-def test_streamed_reads_nothing_beforehand(capsys):
-    source = examples.Augmented()
-    kind, said = choose(source, capsys, asked="streamed", num_readers=3)
-    assert (kind, said) == (feed.StreamedFeed, "")
-    assert source.reads == [0]  # the shapes
 
 
 def test_an_evaluation_on_changing_examples_is_told(capsys):
@@ -115,12 +112,6 @@ def test_several_threads_do_not_read_what_says_that_one_has_to():
         made_for(source, num_readers=4)
 
 
-def test_threads_that_read_random_examples_are_told_of(capsys):
-    kind, said = choose(examples.Augmented(), capsys, num_readers=4)
-    assert kind is feed.StreamedFeed
-    assert "4 threads read Augmented" in said
-
-
 def test_the_bar_of_a_resident_set_comes_after_a_second_and_goes(capsys):
     def read(progress, secs):
         source = examples.Waiting(320, secs)
@@ -146,15 +137,7 @@ def test_the_bar_of_a_resident_set_comes_after_a_second_and_goes(capsys):
 )
 def test_all_processes_take_the_feed_that_one_of_them_has_chosen(source, numbers, kind):
     """Whatever they see themselves: `agree` brings what process 0 has found."""
-    made = choosing.training_feed(
-        source,
-        [jax.devices()[0]],
-        asked="auto",
-        num_readers=1,
-        leads=False,
-        agree=lambda problem, solve: numbers,
-    )
-    made.close()
+    made = made_for(source, leads=False, agree=lambda problem, solve: numbers)
     assert type(made) is kind
 
 

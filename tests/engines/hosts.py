@@ -14,10 +14,11 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from experiments.drills import engine_gangs
 from hetjax.processes import join
+from tests.engines import jobs
 
 NAMES = ("first", "second")
 PROGRAMS = ("unshare", "nsenter", "setpriv", "ip", "tc", "mount", "hostname")
@@ -96,14 +97,8 @@ class Hosts:
         kinds = ("net", "mount", "uts", "time")
         files = ("net", "mnt", "uts", "time_for_children")
         entered = [f"--{kind}={of}/{file}" for kind, file in zip(kinds, files, strict=True)]
-        return [
-            "setpriv",
-            "--pdeathsig=KILL",
-            "nsenter",
-            *entered,
-            f"--wdns={cwd or pathlib.Path.cwd()}",
-            "--",
-        ]
+        own = ["setpriv", "--pdeathsig=KILL", "nsenter"]
+        return [*own, *entered, f"--wdns={cwd or pathlib.Path.cwd()}", "--"]
 
     def processes(self) -> dict[int, str]:
         """What runs on the hosts: command lines by process id."""
@@ -126,13 +121,10 @@ class Hosts:
 
     def _hold(self, name: str, ahead_secs: int) -> None:
         kinds = ("--net", "--mount", "--uts", "--time", f"--monotonic={ahead_secs}")
-        holder = subprocess.Popen(
-            ["unshare", *kinds, "sh", "-c", _HOLD.format(name=name, file=self._file)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,  # a Ctrl-C at the terminal is not for them
-        )
+        command = ["unshare", *kinds, "sh", "-c", _HOLD.format(name=name, file=self._file)]
+        pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+        # A Ctrl-C at the terminal is not for them.
+        holder = subprocess.Popen(command, start_new_session=True, **pipes)
         self._holders.append(holder)
         assert holder.stdout is not None
         if not holder.stdout.readline():
@@ -155,43 +147,26 @@ class ByHand:
 
     Args:
         command: of each process, without its number.
-        workdir: of the run.
-        log: a file that gets what all print.
+        job: whose log gets what all print.
         hosts: that the processes are shared out to, the first half to the first; None: all run
             here.
-        environment: of all.
-        cwd: where they run.
     """
 
-    def __init__(
-        self,
-        command: Sequence[str],
-        workdir: pathlib.Path,
-        *,
-        log: pathlib.Path,
-        hosts: Hosts | None = None,
-        environment: Mapping[str, str] = os.environ,
-        cwd: pathlib.Path | None = None,
-    ) -> None:
-        self._workdir, self._log = workdir, log
+    def __init__(self, command: Sequence[str], job: jobs.Job, hosts: Hosts | None = None) -> None:
+        self._job = job
         number, port = engine_gangs.NUM_WORKERS, join.find_port("127.0.0.1")
         where = NAMES[0] if hosts else "127.0.0.1"
         place = [f"--num_processes={number}", f"--coordinator={where}:{port}"]
         self.processes: list[subprocess.Popen[bytes]] = []
         """In the order of their numbers."""
-        with log.open("ab") as file:
+        with (job.directory / "log").open("ab") as file:
+            options = {"cwd": job.directory, "env": job.environment, "start_new_session": True}
+            options |= {"stdout": file, "stderr": file}
             for rank in range(number):
-                inside = hosts.inside(len(NAMES) * rank // number, cwd) if hosts else []
-                self.processes.append(
-                    subprocess.Popen(
-                        [*inside, *command, f"--process_id={rank}", *place],
-                        cwd=cwd,
-                        env=environment,
-                        stdout=file,
-                        stderr=file,
-                        start_new_session=True,
-                    )
-                )
+                at = len(NAMES) * rank // number
+                inside = hosts.inside(at, job.directory) if hosts else []
+                own = [*inside, *command, f"--process_id={rank}", *place]
+                self.processes.append(subprocess.Popen(own, **options))
 
     def __enter__(self) -> "ByHand":
         return self
@@ -211,9 +186,10 @@ class ByHand:
             RuntimeError: a process ended before; with the end of the log.
             TimeoutError: it does not come so far.
         """
-        engine_gangs.until(lambda: self.is_over or engine_gangs.num_rounds(self._workdir) > number)
+        workdir = self._job.workdir
+        engine_gangs.until(lambda: self.is_over or engine_gangs.num_rounds(workdir) > number)
         if self.is_over:
-            raise RuntimeError(f"a process has ended:\n{self._log.read_text()[-3000:]}")
+            raise RuntimeError(f"a process has ended:\n{self._job.said[-3000:]}")
 
     def kill(self, ranks: Sequence[int]) -> None:
         """`kill -9` of these processes, and waits for their end."""

@@ -53,13 +53,8 @@ class Job:
 
     def start(self, *command: str) -> engine_gangs.EngineRun:
         """Starts a command; its processes end with the context."""
-        return engine_gangs.EngineRun(
-            command,
-            self.workdir,
-            environment=self.environment,
-            log=self.directory / "log",
-            cwd=self.directory,
-        )
+        of_all = {"log": self.directory / "log", "cwd": self.directory}
+        return engine_gangs.EngineRun(command, self.workdir, environment=self.environment, **of_all)
 
     def run(self, *command: str) -> None:
         """A command to its end, which has to be good."""

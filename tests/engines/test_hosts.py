@@ -26,14 +26,7 @@ def hosts(tmp_path_factory):
 
 
 def started(job, hosts, *options):
-    return hosts_lib.ByHand(
-        [*jobs.TRAIN, *options],
-        job.workdir,
-        log=job.directory / "log",
-        hosts=hosts,
-        environment=job.environment,
-        cwd=job.directory,
-    )
+    return hosts_lib.ByHand([*jobs.TRAIN, *options], job, hosts)
 
 
 def run(job, hosts, *options):
@@ -59,11 +52,8 @@ def test_two_hosts_train_exactly_once_to_what_one_host_comes_to(undisturbed, job
     run(job, None)
     jobs.check_whole(job)
     here, there = (hetjax.load(each.workdir) for each in (job, undisturbed))
-    jax.tree.map(
-        functools.partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-4),
-        here.params,
-        there.params,
-    )
+    near = functools.partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-4)
+    jax.tree.map(near, here.params, there.params)
 
 
 @pytest.mark.parametrize("rank", [0, 3])

@@ -28,19 +28,15 @@ def test_mpirun_starts_all_processes_of_a_run(undisturbed):
     jobs.check_whole(undisturbed)
 
 
-def test_after_kill_9_of_a_rank_the_same_command_goes_on(job, undisturbed):
+@pytest.mark.parametrize("to", ["a rank", "mpirun"])
+def test_after_kill_9_of_a_rank_and_sigterm_to_mpirun_the_same_command_goes_on(
+    to, job, undisturbed
+):
     with job.start(*COMMAND, *TRAIN) as run:
-        os.kill(run.wait_for_round(jobs.KILL_AT)[0], signal.SIGKILL)
-        assert run.end() == 128 + signal.SIGKILL
-    job.run(*COMMAND, *TRAIN)
-    jobs.check_equal(job, undisturbed)
-
-
-def test_after_sigterm_to_mpirun_the_same_command_goes_on(job, undisturbed):
-    with job.start(*COMMAND, *TRAIN) as run:
-        run.wait_for_round(jobs.KILL_AT)
-        run.send(signal.SIGTERM)
-        assert run.end() != 0
+        pids = run.wait_for_round(jobs.KILL_AT)
+        os.kill(pids[0], signal.SIGKILL) if to == "a rank" else run.send(signal.SIGTERM)
+        code = run.end()
+        assert code == 128 + signal.SIGKILL if to == "a rank" else code != 0
     job.run(*COMMAND, *TRAIN)
     jobs.check_equal(job, undisturbed)
 

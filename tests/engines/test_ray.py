@@ -36,11 +36,8 @@ def cluster():
     variables["RAY_TRAIN_HEALTH_CHECK_INTERVAL_S"] = "0.2"  # Ray takes a report as often
     kept = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
-    found = cluster_utils.Cluster(
-        initialize_head=True,
-        connect=True,
-        head_node_args={"num_cpus": 2, "num_gpus": 1, "include_dashboard": False},
-    )
+    head = {"num_cpus": 2, "num_gpus": 1, "include_dashboard": False}
+    found = cluster_utils.Cluster(initialize_head=True, connect=True, head_node_args=head)
     found.second = found.add_node(num_cpus=2)
     yield found
     ray.shutdown()
@@ -72,10 +69,8 @@ def test_a_killed_worker_is_started_anew_and_the_run_goes_on(rank, tmp_path, und
     assert told == told | AS_UNDISTURBED | {"left_in_memory": 0}
     assert min(told["secs"].values()) >= 0
     assert sum(told["secs"].values()) == pytest.approx(told["secs_to_first_new_round"], abs=0.05)
-    said = capfd.readouterr().err
-    assert re.search(
-        rf"hetjax: worker {rank} died: .*anew from the last checkpoint \(1 of 1\)", said
-    )
+    words = rf"hetjax: worker {rank} died: .*anew from the last checkpoint \(1 of 1\)"
+    assert re.search(words, capfd.readouterr().err)
 
 
 def test_sigterm_to_a_worker_saves_and_all_start_anew(tmp_path, undisturbed, capfd):
@@ -113,21 +108,14 @@ def _on_parts(directory, killed):
         if own and killed and report.round == 7 and os.environ["HETJAX_ATTEMPT"] == "0":
             os.kill(os.getpid(), signal.SIGKILL)
 
-    return hetjax.fit(
-        lambda w, batch, rng: (batch["x"] @ w - batch["y"]) ** 2,
-        np.zeros(4, np.float32),
-        optax.sgd(0.1),
-        {"x": x, "y": x.sum(-1)},
-        callbacks=[on_round],
-        epochs=3,
-        microbatch_size=4,
-        budget=6,
-        quota=hetjax.quota.static(proportions=[2.0, 1.0]),
-        data={"sharing": "process_local"},
-        checkpoint={"every_rounds": 3},
-        workdir=directory,
-        progress=False,
-    )
+    def squares(w, batch, rng):
+        return (batch["x"] @ w - batch["y"]) ** 2
+
+    fields = {"epochs": 3, "microbatch_size": 4, "budget": 6, "checkpoint": {"every_rounds": 3}}
+    fields |= {"data": {"sharing": "process_local"}, "workdir": directory, "progress": False}
+    quota, data = hetjax.quota.static(proportions=[2.0, 1.0]), {"x": x, "y": x.sum(-1)}
+    fields |= {"quota": quota, "callbacks": [on_round]}
+    return hetjax.fit(squares, np.zeros(4, np.float32), optax.sgd(0.1), data, **fields)
 
 
 def test_actors_with_parts_of_the_data_go_on_with_them(tmp_path):
@@ -163,7 +151,6 @@ def test_what_the_function_raises_is_raised_here_and_not_tried_again(tmp_path):
 CTRL_C = """
 import pathlib, sys
 from experiments.drills import engines_ray
-from tests.pages import test_ray_page
 with engines_ray.session():
     engines_ray.launched(pathlib.Path(sys.argv[1]))
 """
@@ -171,12 +158,9 @@ with engines_ray.session():
 
 def test_ctrl_c_ends_the_round_saves_and_ends_all(cluster, tmp_path):
     run = tmp_path / "run"
-    driver = subprocess.Popen(
-        [sys.executable, "-c", CTRL_C, str(tmp_path)],
-        stderr=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"RAY_ADDRESS": cluster.address},
-    )
+    command = [sys.executable, "-c", CTRL_C, str(tmp_path)]
+    environment = os.environ | {"RAY_ADDRESS": cluster.address}
+    driver = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
     while not (tmp_path / "rounds").exists():
         assert driver.poll() is None, driver.stderr.read()
         time.sleep(0.05)
@@ -199,14 +183,11 @@ def test_a_script_of_ray_train_reports_and_goes_on(tmp_path, undisturbed):
     from ray import train
     from ray.train.v2.jax import JaxTrainer
 
-    trainer = JaxTrainer(
-        hetjax.ray.loop(functools.partial(engines_ray.work, tmp_path)),
-        scaling_config=train.ScalingConfig(num_workers=2, resources_per_worker={"CPU": 1}),
-        run_config=train.RunConfig(
-            storage_path=str(tmp_path / "ray"),
-            failure_config=train.FailureConfig(max_failures=1),
-        ),
-    )
+    loop = hetjax.ray.loop(functools.partial(engines_ray.work, tmp_path))
+    scaling = train.ScalingConfig(num_workers=2, resources_per_worker={"CPU": 1})
+    failures = train.FailureConfig(max_failures=1)
+    run = train.RunConfig(storage_path=str(tmp_path / "ray"), failure_config=failures)
+    trainer = JaxTrainer(loop, scaling_config=scaling, run_config=run)
     with engines_ray.Disturbed(tmp_path, 20, lambda: engines_ray.kill_rank(tmp_path, 0)) as kill:
         result = trainer.fit()
     assert engines_ray.compared(tmp_path, undisturbed) == AS_UNDISTURBED
@@ -224,13 +205,9 @@ def test_a_script_of_ray_train_reports_and_goes_on(tmp_path, undisturbed):
 def test_the_script_of_the_page_trains(cluster, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(test_ray_page.after(0).replace("/shared/runs", str(tmp_path / "runs")))
+    options = {"cwd": tmp_path, "env": os.environ | {"RAY_ADDRESS": cluster.address}}
     done = subprocess.run(
-        [sys.executable, script],
-        check=True,
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        env=os.environ | {"RAY_ADDRESS": cluster.address},
+        [sys.executable, script], check=True, capture_output=True, text=True, **options
     )
     (printed,) = re.findall(r"^\[(\d[^]m]+)\]", done.stdout, re.MULTILINE)  # not Ray's colours
     numbers = [float(text) for text in printed.split()]

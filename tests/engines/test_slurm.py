@@ -14,25 +14,23 @@ from tests.pages.blocks import ROOT, blocks
 
 pytestmark = pytest.mark.engines
 COMMAND = ("srun", "--ntasks=4", "--nodes=2", "--kill-on-bad-exit=1")
-((_, SCRIPT),) = (
-    block
-    for block in blocks(ROOT / "docs/schedulers.md", "sh")
-    if block[0] == "A Slurm job that survives"
-)
+SCRIPT = dict(blocks(ROOT / "docs/schedulers.md", "sh"))["A Slurm job that survives"]
+
+
+def made(directory, slurm):
+    return jobs.Job(directory, {"SLURM_CONF": slurm.environment["SLURM_CONF"]})
 
 
 @pytest.fixture
 def job(tmp_path, slurm):
-    job = jobs.Job(tmp_path, {"SLURM_CONF": slurm.environment["SLURM_CONF"]})
+    job = made(tmp_path, slurm)
     (job.directory / "job.sh").write_text(SCRIPT)
     return job
 
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory, slurm):
-    job = jobs.Job(
-        tmp_path_factory.mktemp("undisturbed"), {"SLURM_CONF": slurm.environment["SLURM_CONF"]}
-    )
+    job = made(tmp_path_factory.mktemp("undisturbed"), slurm)
     job.run(*COMMAND, *TRAIN)
     return job
 
@@ -48,15 +46,9 @@ def submit(slurm, job):
     return submit
 
 
-def wait_for_round(job, number):
-    return engine_gangs.wait_for_round(job.workdir, number)
-
-
 def port_of(pid):
-    found = re.search(
-        rb"JAX_COORDINATOR_PORT=(\d+)", pathlib.Path(f"/proc/{pid}/environ").read_bytes()
-    )
-    return int(found[1])
+    environment = pathlib.Path(f"/proc/{pid}/environ").read_bytes()
+    return int(re.search(rb"JAX_COORDINATOR_PORT=(\d+)", environment)[1])
 
 
 def test_srun_starts_all_processes_of_a_run_on_two_nodes(undisturbed):
@@ -67,12 +59,11 @@ def test_the_batch_script_starts_again_after_kill_9_at_another_port(
     slurm, job, submit, undisturbed
 ):
     number = submit()
-    pids = wait_for_round(job, jobs.KILL_AT)
+    pids = engine_gangs.wait_for_round(job.workdir, jobs.KILL_AT)
     first = port_of(pids[1])
     os.kill(pids[0], signal.SIGKILL)
-    again = engine_gangs.until(
-        lambda: set(engine_gangs.ranks(job.workdir).values()) - set(pids.values())
-    )
+    known = set(pids.values())
+    again = engine_gangs.until(lambda: set(engine_gangs.ranks(job.workdir).values()) - known)
     assert port_of(again.pop()) != first
     assert slurm.end_of(number) == "COMPLETED", job.said
     jobs.check_equal(job, undisturbed)
@@ -96,7 +87,7 @@ def test_a_job_that_is_cancelled_goes_on_when_it_is_submitted_again(
     slurm, job, submit, undisturbed
 ):
     number = submit()
-    wait_for_round(job, jobs.KILL_AT)
+    engine_gangs.wait_for_round(job.workdir, jobs.KILL_AT)
     slurm.ask("scancel", number)
     assert slurm.end_of(number) == "CANCELLED"
     saved = job.summary
@@ -108,7 +99,7 @@ def test_a_job_that_is_cancelled_goes_on_when_it_is_submitted_again(
 
 def test_a_job_that_is_requeued_goes_on(slurm, job, submit, undisturbed):
     number = submit()
-    wait_for_round(job, jobs.KILL_AT)
+    engine_gangs.wait_for_round(job.workdir, jobs.KILL_AT)
     slurm.ask("scontrol", "requeue", number)
     assert slurm.end_of(number) == "COMPLETED", job.said
     assert slurm.field(number, "Restarts") == "1"

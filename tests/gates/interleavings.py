@@ -14,14 +14,13 @@ from hetjax.data import stream as stream_lib
 from hetjax.ordering import orders
 
 
-def play(
-    trigger: str,
-    ends: np.ndarray,
-    quotas: np.ndarray,
-    *,
-    deaths: np.ndarray | None = None,
-    **options: Any,
-) -> np.ndarray:
+def options_of(trigger: str, quorum: int, deadline_secs: float) -> dict[str, Any]:
+    """What a gate of these numbers takes."""
+    options = {"quorum": {"quorum": quorum}, "deadline": {"deadline_secs": deadline_secs}}
+    return options.get(trigger, {})
+
+
+def play(trigger, ends, quotas, *, deaths: np.ndarray | None = None, **options) -> np.ndarray:
     """What each worker has finished when nothing is in flight any more: i64[W].
 
     Args:
@@ -46,19 +45,11 @@ def random_run(seed: int) -> tuple[int, int, int]:
     num_examples = int(rng.integers(num_workers, 120))
     size = 2 * int(rng.integers(1, 4))
     kind = stream_lib.SharedStream if rng.random() < 0.5 else stream_lib.PrivateStream
-    stream = kind(
-        num_examples,
-        num_workers,
-        microbatch_size=size,
-        ordering=orders.random_reshuffling(),
-        seed=seed,
-    )
+    ordering = orders.random_reshuffling()
+    stream = kind(num_examples, num_workers, microbatch_size=size, ordering=ordering, seed=seed)
     budget = int(rng.integers(num_workers, 5 * num_workers + 1))
     trigger = str(rng.choice(["none", "first", "quorum", "deadline"]))
-    options = {
-        "quorum": {"quorum": int(rng.integers(1, budget + 1))},
-        "deadline": {"deadline_secs": float(rng.exponential(3))},
-    }.get(trigger, {})
+    options = options_of(trigger, int(rng.integers(1, budget + 1)), float(rng.exponential(3)))
     present = np.ones(num_workers, bool)
     count = 0
     state = stream.init()

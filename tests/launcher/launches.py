@@ -67,14 +67,10 @@ class Launch:
         self.tmp = tmp_path
         command = [sys.executable, "-c", PREAMBLE + program]
         launcher = ["-c", LAUNCHER, json.dumps(options)] if options else ["-m", "hetjax.launch"]
-        self._process = subprocess.Popen(
-            [sys.executable, *launcher, *flags, "--", *command],
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "TMPDIR": str(tmp_path)},
-        )
+        command = [sys.executable, *launcher, *flags, "--", *command]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        environment = {**os.environ, "TMPDIR": str(tmp_path)}
+        self._process = subprocess.Popen(command, cwd=ROOT, env=environment, **pipes)
         self.pid = self._process.pid
         self.lines = []  # (seconds, standard output?, line)
         self._threads = [
@@ -99,14 +95,14 @@ class Launch:
 
     def wait_for(self, pattern, count=1):
         """Waits for lines that have the pattern; returns the matches and the last one's time."""
-        deadline = time.monotonic() + PATIENCE_SECS
-        while time.monotonic() < deadline:
+
+        def find():
             found = [(at, re.search(pattern, line)) for at, _, line in list(self.lines)]
             found = [(at, match) for at, match in found if match]
-            if len(found) >= count:
-                return [match for _, match in found], found[count - 1][0]
-            time.sleep(0.02)
-        raise AssertionError(f"no {count} lines like {pattern!r} in\n{self.text()}")
+            return found if len(found) >= count else None
+
+        found = eventually(find, lambda: f"{count} lines like {pattern!r} in\n{self.text()}")
+        return [match for _, match in found], found[count - 1][0]
 
     def pids(self, count):
         """Process ids by worker, of the first `count` that printed theirs."""
@@ -140,6 +136,13 @@ class Launch:
         return code
 
 
+def python(program, **variables):
+    """What a Python program did, with variables beside this process's own."""
+    command, environment = [sys.executable, "-c", program], {**os.environ, **variables}
+    options = {"env": environment, "cwd": ROOT, "capture_output": True, "text": True}
+    return subprocess.run(command, timeout=600, check=False, **options)
+
+
 def runs(pid):
     with contextlib.suppress(OSError):
         os.kill(pid, 0)
@@ -151,27 +154,22 @@ def runs(pid):
 
 def groups_of(pid):
     try:
-        directory, _ = cpu_shares.find_controller(
-            pathlib.Path("/proc/self/mountinfo").read_text(),
-            pathlib.Path("/proc/self/cgroup").read_text(),
-        )
+        own = (pathlib.Path("/proc/self", name).read_text() for name in ("mountinfo", "cgroup"))
+        directory, _ = cpu_shares.find_controller(*own)
     except OSError:
         return []
     return list(directory.glob(f"hetjax-{pid}-*"))
 
 
-def eventually(condition):
-    """Waits until the condition is true; returns what made it true."""
+def eventually(condition, what=lambda: ""):
+    """Waits until the condition is true; returns what made it true, or says `what` there is."""
     deadline = time.monotonic() + PATIENCE_SECS
     while not (found := condition()):
-        assert time.monotonic() < deadline, f"not so within {PATIENCE_SECS} s"
+        assert time.monotonic() < deadline, f"not so within {PATIENCE_SECS} s: {what()}"
         time.sleep(0.02)
     return found
 
 
 def is_gone(find):
     """Waits until nothing is found any more."""
-    deadline = time.monotonic() + PATIENCE_SECS
-    while left := find():
-        assert time.monotonic() < deadline, f"still there after {PATIENCE_SECS} s: {left}"
-        time.sleep(0.02)
+    eventually(lambda: not find(), lambda: f"still there: {find()}")

@@ -68,6 +68,10 @@ class Apart:
         launches.is_gone(self.run.exists)
         return code
 
+    def kill(self, index, count, number=signal.SIGKILL):
+        """Of the first so many that printed their number, one."""
+        os.kill(self.launch.pids(count)[index], number)
+
     def says(self, words):
         self.launch.wait_for(re.escape(words))
 
@@ -90,7 +94,7 @@ def test_a_killed_worker_is_started_anew_in_its_seat(apart):
     assert run.roll() == bytes([1, 1])
     for path in (run.run, run.run / "0", run.run / "0" / "board"):
         assert path.stat().st_mode & 0o777 == 0o700
-    os.kill(run.launch.pids(2)[1], signal.SIGKILL)
+    run.kill(1, 2)
     run.says("worker 1 ended by SIGKILL; the others go on; restart 1 of 3")
     assert run.seats(3)[2] == 1
     assert run.roll() == bytes([1, 4, 1])
@@ -112,18 +116,16 @@ def test_who_was_late_is_started_anew_and_not_counted(apart):
 
 
 def test_workers_leave_and_are_added_when_asked(apart, capsys):
-    run = apart(
-        "--workers=2", "--cpus=0.5,0.5", program=SAYS + "wait_for(told('go').exists)\ngo_on()\n"
-    )
+    program = SAYS + "wait_for(told('go').exists)\ngo_on()\n"
+    run = apart("--workers=2", "--cpus=0.5,0.5", program=program)
     run.seats(2)
     assert "all 2 seats are taken" in refused([f"--add={run.run}"], capsys)
     assert "worker 2 does not run" in refused([f"--remove={run.run}:2"], capsys)
     assert launcher.main([f"--remove={run.run}:1"]) == 0
     assert capsys.readouterr().out == "worker 1 is to leave after its round\n"
     assert run.roll() == bytes([1, 3])
-    assert "worker 0 is the last; end the run by Ctrl-C" in refused(
-        [f"--remove={run.run}:0"], capsys
-    )
+    last = refused([f"--remove={run.run}:0"], capsys)
+    assert "worker 0 is the last; end the run by Ctrl-C" in last
     (run.launch.beacons / "go").touch()
     run.says("worker 1 has left; its seat is empty")
     assert run.roll() == bytes([1, 2])
@@ -141,9 +143,9 @@ def test_workers_leave_and_are_added_when_asked(apart, capsys):
 
 def test_seats_stay_empty_when_the_restarts_are_spent(apart):
     run = apart("--workers=2", "--max_restarts=1")
-    os.kill(run.launch.pids(2)[1], signal.SIGKILL)
+    run.kill(1, 2)
     run.seats(3)
-    os.kill(run.launch.pids(3)[1], signal.SIGKILL)
+    run.kill(1, 3)
     run.says("worker 1 ended by SIGKILL; the others go on; its seat stays empty")
     assert run.roll() == bytes([1, 4, 4])
     assert run.end(0) == 0
@@ -154,7 +156,7 @@ def test_who_ends_early_or_aborts_is_not_the_end_of_all(apart):
     run.decides(0, 1, 2)
     run.finish(0, over=False)
     run.says("worker 0 ended before the run, without a fault; its seat is empty")
-    os.kill(run.launch.pids(3)[1], signal.SIGABRT)
+    run.kill(1, 3, signal.SIGABRT)
     run.says("worker 1 ended by SIGABRT; the others go on; restart 1 of 3")
     run.seats(4)
     assert run.roll() == bytes([2, 4, 1, 1])
@@ -162,14 +164,13 @@ def test_who_ends_early_or_aborts_is_not_the_end_of_all(apart):
 
 
 def test_who_is_killed_when_it_is_to_leave_does_not_come_back(apart):
-    run = apart(
-        "--workers=2", program=SAYS + "go_on = lambda: wait_for(told('no').exists)\ngo_on()"
-    )
+    program = SAYS + "wait_for(told('no').exists)\n"
+    run = apart("--workers=2", program=program)
     run.seats(2)
     assert launcher.main([f"--remove={run.run}:1"]) == 0
-    os.kill(run.launch.pids(2)[1], signal.SIGKILL)
+    run.kill(1, 2)
     run.says("worker 1 has left; its seat is empty")
-    os.kill(run.launch.pids(2)[0], signal.SIGTERM)
+    run.kill(0, 2, signal.SIGTERM)
     run.says("worker 0 ended by SIGTERM; the others go on; restart 1 of 3")
     run.launch.send(signal.SIGTERM)
     assert run.launch.end() == 143
@@ -178,10 +179,10 @@ def test_who_is_killed_when_it_is_to_leave_does_not_come_back(apart):
 def test_where_nobody_has_the_state_all_begin_again(apart):
     run = apart("--workers=2", "--max_restarts=3")
     run.decides(0, 1)
-    os.kill(run.launch.pids(2)[1], signal.SIGKILL)
+    run.kill(1, 2)
     run.says("worker 1 ended by SIGKILL; the others go on; restart 1 of 3")
     run.seats(3)
-    os.kill(run.launch.pids(2)[0], signal.SIGKILL)
+    run.kill(0, 2)
     run.says("worker 0 ended by SIGKILL; restart 2 of 3 from the last checkpoint")
     run.launch.wait_for(rf"start \d of {run.run}/1", 2)
     assert run.end(0, 1) == 0
@@ -189,43 +190,37 @@ def test_where_nobody_has_the_state_all_begin_again(apart):
 
 def test_who_is_stopped_for_long_is_killed(apart):
     run = apart("--workers=2", f"--heartbeat_secs={launches.HEARTBEAT_SECS}", "--start_secs=inf")
-    os.kill(run.launch.pids(2)[1], signal.SIGSTOP)
+    run.kill(1, 2, signal.SIGSTOP)
     run.says("hung: worker 1: stopped (SIGSTOP) for")
     run.says("worker 1 ended by SIGKILL; the others go on; restart 1 of 3")
     run.seats(3)
     assert run.end(0, 2) == 0
 
 
+BEGUN = "beacon = beacons.start()\nbeacon.at('waiting', {})\nbeacon.close()\n"
+RAISES = "endings.write(told('.'), 1, endings.of_error(1, {}('x')))\nsys.exit(1)\n"
+AGAIN, VALUE_ERROR = "; restart 1 of 3 from the last checkpoint", RAISES.format("ValueError")
+
+
 @pytest.mark.parametrize(
-    ("end", "said"),
+    ("own", "said", "code"),
     [
-        ("endings.write(told('.'), 1, endings.of_error(1, KeyError('x')))", "raised KeyError"),
-        ("", "ended with exit code 5"),
+        (RAISES.format("KeyError"), "raised KeyError.*" + AGAIN, 0),
+        ("", "ended with exit code 5.*" + AGAIN, 0),
+        (BEGUN.format(3) + VALUE_ERROR, "raised ValueError: x" + AGAIN, 0),
+        # Before the first round it is not tried again.
+        (BEGUN.format(None) + VALUE_ERROR, "raised ValueError: x.*", 2),
     ],
 )
-def test_an_end_that_is_told_or_no_signal_is_that_of_all(apart, end, said):
-    own = f"from hetjax.processes import endings\n{end}\nsys.exit(5)"
+def test_an_end_that_is_told_or_no_signal_is_that_of_all(own, said, code, apart):
+    own = f"from hetjax.processes import beacons, endings\n{own}sys.exit(5)"
     program = SAYS + f"if (worker, attempt) == (1, 0):\n    exec({own!r})\ngo_on()\n"
     run = apart("--workers=2", "--grace_secs=0.2", program=program)
-    run.launch.wait_for(f"worker 1 {said}.*; restart 1 of 3 from the last checkpoint")
-    run.launch.wait_for(rf"start \d of {run.run}/1", 2)
-    assert run.end(0, 1) == 0
-
-
-@pytest.mark.parametrize(("begun", "code"), [(False, 2), (True, 0)])
-def test_a_value_error_before_the_first_round_is_not_tried_again(begun, code, apart):
-    own = "from hetjax.processes import beacons, endings\nbeacon = beacons.start()\n"
-    own += f"beacon.at('waiting', {3 if begun else None})\nbeacon.close()\n"
-    own += "endings.write(told('.'), 1, endings.of_error(1, ValueError('x')))\nsys.exit(1)"
-    program = SAYS + f"if (worker, attempt) == (1, 0):\n    exec({own!r})\ngo_on()\n"
-    run = apart("--workers=2", "--grace_secs=0.2", program=program)
-    if begun:
-        run.says("worker 1 raised ValueError: x; restart 1 of 3")
+    run.launch.wait_for(f"worker 1 {said}")
+    if not code:
         run.launch.wait_for(rf"start \d of {run.run}/1", 2)
-        run.finish(0)
-        run.finish(1)
-    assert run.launch.end() == code
-    assert ("nothing is restarted" in run.launch.text()) == (not begun)
+    assert (run.launch.end() if code else run.end(0, 1)) == code
+    assert ("nothing is restarted" in run.launch.text()) == (code == 2)
 
 
 def test_work_of_its_own_is_no_hang(apart):
@@ -243,20 +238,3 @@ def test_a_request_that_nobody_answers_is_taken_back(tmp_path, capsys, monkeypat
     monkeypatch.setattr(seats, "_PATIENCE_MILLISECS", 50)
     assert "the launcher does not answer" in refused([f"--add={tmp_path}"], capsys)
     assert not list((tmp_path / seats.ASKS).iterdir())
-
-
-GOOD = ["--workers=2", "--", sys.executable, "-c", "pass"]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--max_workers=3", *GOOD], "--max_workers=3: needs --runtime=apart"),
-        (["--runtime=apart", "--max_workers=1", *GOOD], "--max_workers=1: must be at least"),
-        (["--add=/no/run"], "/no/run: there is no such run, or it has ended"),
-        (["--remove=/no/run"], "--remove=/no/run: must be RUNDIR:WORKER"),
-        (["--workers=0", "--", "python", "train.py", "--address=x"], "--workers=0: must be 1"),
-    ],
-)
-def test_messages(arguments, message, capsys):
-    assert message in refused(arguments, capsys)

@@ -13,11 +13,8 @@ from tests.launcher import launches
 
 @pytest.fixture
 def environ(tmp_path):
-    return {
-        "HETJAX_BEACONS": str(tmp_path),
-        "HETJAX_PROCESS_ID": "2",
-        "HETJAX_HEARTBEAT_SECS": "0.2",
-    }
+    own = {"BEACONS": str(tmp_path), "PROCESS_ID": "2", "HEARTBEAT_SECS": "0.2"}
+    return {f"HETJAX_{name}": value for name, value in own.items()}
 
 
 def test_what_threads_say_is_read(environ, tmp_path):

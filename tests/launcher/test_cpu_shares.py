@@ -18,6 +18,7 @@ from tests.launcher import launches
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
 BUSY = "while True: pass"
+ENTER = [sys.executable, "-I", "-S", enter.__file__, str(os.getpid())]
 
 
 def groups_permitted():
@@ -44,8 +45,7 @@ def running(shares, method):
         for index in range(len(shares)):
             place = held.confinement(index)
             cores = ",".join(map(str, place.cores))
-            entrance = [sys.executable, "-I", "-S", enter.__file__, str(os.getpid())]
-            command = [*entrance, cores, place.group, sys.executable, "-S", "-c", BUSY]
+            command = [*ENTER, cores, place.group, sys.executable, "-S", "-c", BUSY]
             processes.append(subprocess.Popen(command, start_new_session=True))
             held.started(index, processes[-1].pid)
         yield held, [process.pid for process in processes]
@@ -111,8 +111,7 @@ def test_groups_are_removed_with_whatever_is_in_them():
         pytest.skip("this system lets nobody make a CPU controller group here")
     held = cpu_shares.hold([0.5, 0.5], method="group")
     assert all(pathlib.Path(path).is_dir() for path in held.groups)
-    command = [sys.executable, "-I", "-S", enter.__file__, str(os.getpid()), ""]
-    process = subprocess.Popen([*command, held.confinement(0).group, "sleep", "600"])
+    process = subprocess.Popen([*ENTER, "", held.confinement(0).group, "sleep", "600"])
     launches.eventually(pathlib.Path(held.confinement(0).group).read_text)
     held.close()
     assert process.wait() == -signal.SIGKILL
@@ -144,21 +143,18 @@ def test_every_packing_has_room(shares, more):
 
 
 @pytest.mark.parametrize(
-    ("shares", "cores", "places"),
+    ("shares", "placed", "places"),
     [
-        ([1, 0.5, 0.25, 0.25], [0, 1], [(0,), (1,), (1,), (1,)]),
-        ([0.75, 0.75, 0.5], [0, 1], [(0,), (1,), (0, 1)]),
-        ([0.1] * 10, [0, 1], [(0,)] * 10),
+        ([1, 0.5, 0.25, 0.25], {}, [(0,), (1,), (1,), (1,)]),
+        ([0.75, 0.75, 0.5], {}, [(0,), (1,), (0, 1)]),
+        ([0.1] * 10, {}, [(0,)] * 10),
+        # Who comes later gets a core that has room beside who runs there.
+        ([0.3, 0.3, 0.7], {0: (0,), 1: (0,)}, [(0,), (0,), (1,)]),
+        ([0.3, 0.3, 1.2], {0: (0,), 1: (0,)}, [(0,), (0,), (0, 1)]),
     ],
 )
-def test_packings_by_hand(shares, cores, places):
-    assert cpu_shares.pack(shares, cores) == places
-
-
-def test_who_comes_later_gets_a_core_that_has_room_beside_who_runs_there():
-    placed = {0: (0,), 1: (0,)}
-    assert cpu_shares.pack([0.3, 0.3, 0.7], [0, 1], placed=placed) == [(0,), (0,), (1,)]
-    assert cpu_shares.pack([0.3, 0.3, 1.2], [0, 1], placed=placed) == [(0,), (0,), (0, 1)]
+def test_packings_by_hand(shares, placed, places):
+    assert cpu_shares.pack(shares, [0, 1], placed=placed) == places
 
 
 V1 = "31 24 0:27 / /sys/fs/cgroup/cpu rw,nosuid - cgroup cgroup rw,cpu,cpuacct"
@@ -207,27 +203,22 @@ def test_the_guardian_puts_away_what_was_not_dropped(tmp_path):
     for name in ("kept of all", "dropped"):
         (tmp_path / name).mkdir()
     process = subprocess.Popen(["sleep", "600"], start_new_session=True)
-    guardian.clean(
-        [
-            f"+ directory {tmp_path / 'dropped'}\n",
-            f"+ process_group {process.pid}\n",
-            f"+ directory {tmp_path / 'kept of all'}\n",
-            f"- directory {tmp_path / 'dropped'}\n",
-        ]
-    )
+    dropped, group = f"directory {tmp_path / 'dropped'}\n", f"process_group {process.pid}\n"
+    kept = f"+ directory {tmp_path / 'kept of all'}\n"
+    guardian.clean([f"+ {dropped}", f"+ {group}", kept, f"- {dropped}"])
     assert process.wait() == -signal.SIGKILL
     assert [path.name for path in tmp_path.iterdir()] == ["dropped"]
 
 
 def test_a_worker_that_cannot_take_its_place_says_so(tmp_path):
-    entrance = [sys.executable, "-I", "-S", enter.__file__, str(os.getpid())]
     group, program = str(tmp_path / "missing" / "cgroup.procs"), str(tmp_path / "program")
-    done = subprocess.run([*entrance, "", group, "true"], capture_output=True, text=True)
-    assert done.returncode == 2
-    assert "cannot take its CPU share" in done.stderr
-    done = subprocess.run([*entrance, "", "", program], capture_output=True, text=True)
-    assert done.returncode == 2
-    assert f"{program} cannot be run: No such file" in done.stderr
+    for given, words in (
+        ((group, "true"), "cannot take its CPU share"),
+        (("", program), f"{program} cannot be run: No such file"),
+    ):
+        done = subprocess.run([*ENTER, "", *given], capture_output=True, text=True)
+        assert done.returncode == 2
+        assert words in done.stderr
 
 
 def test_an_empty_seat_has_no_share(monkeypatch):

@@ -11,25 +11,15 @@ NOW = 1000.0
 
 def said(*entries, silent=0.0, closed=False):
     """A snapshot with entries (phase, seconds ago, round, worker)."""
-    return Snapshot(
-        7,
-        NOW - silent,
-        tuple(Entry(phase, NOW - ago, *more) for phase, ago, *more in entries),
-        closed,
-    )
+    entries = tuple(Entry(phase, NOW - ago, *more) for phase, ago, *more in entries)
+    return Snapshot(7, NOW - silent, entries, closed)
 
 
 def find(snapshots, *, launched_ago=200.0, stopped=()):
     if not isinstance(snapshots, dict):
         snapshots = dict(enumerate(snapshots))
-    fault = faults.find_fault(
-        snapshots,
-        now=NOW,
-        launched=NOW - launched_ago,
-        heartbeat_secs=30.0,
-        start_secs=300.0,
-        stopped=stopped,
-    )
+    limits = {"heartbeat_secs": 30.0, "start_secs": 300.0, "stopped": stopped}
+    fault = faults.find_fault(snapshots, now=NOW, launched=NOW - launched_ago, **limits)
     return None if fault is None else (fault.process, fault.reason)
 
 
@@ -42,43 +32,24 @@ WAITS = said(("waiting", 50, 17, 0))
         # An entry that is too old.
         ([WAITS, said(("computing", 46, 17, 1))], 1, "worker 1: computing for 46 s in round 17"),
         # The oldest of several, over all processes and workers.
-        (
-            [WAITS, said(("waiting", 60, 5), ("computing", 47, 5, 2), ("loading", 48, 5, 3))],
-            1,
-            "worker 3 (process 1)'s data: loading for 48 s in round 5",
-        ),
+        ([WAITS, said(("waiting", 60, 5), ("computing", 47, 5, 2), ("loading", 48, 5, 3))], 1,
+         "worker 3 (process 1)'s data: loading for 48 s in round 5"),
         # Of several that say nothing, who has been silent longest, whatever its place.
-        (
-            [said(("computing", 60, 5, 0), silent=60), said(("computing", 90, 5, 1), silent=50)],
-            0,
-            "worker 0: frozen, no sign of life for 60 s",
-        ),
+        ([said(("computing", 60, 5, 0), silent=60), said(("computing", 90, 5, 1), silent=50)], 0,
+         "worker 0: frozen, no sign of life for 60 s"),
         # Starting has a limit of its own, and begins with the launch.
-        (
-            [WAITS, said(("starting", 301))],
-            1,
-            "worker 1: starting for 301 s, where --start_secs=300 are allowed",
-        ),
+        ([WAITS, said(("starting", 301))], 1,
+         "worker 1: starting for 301 s, where --start_secs=300 are allowed"),
         # Silence comes before whatever was said.
-        (
-            [said(("computing", 90, 5, 0)), said(("waiting", 60, 5, 1), silent=46)],
-            1,
-            "worker 1: frozen, no sign of life for 46 s",
-        ),
+        ([said(("computing", 90, 5, 0)), said(("waiting", 60, 5, 1), silent=46)], 1,
+         "worker 1: frozen, no sign of life for 46 s"),
         # All wait.
-        (
-            [said(("waiting", 61, 5, 0)), said(("waiting", 70, 5, 1))],
-            None,
-            "all workers wait for each other for 61 s in round 5",
-        ),
-        (
-            [said(("waiting", 61, 6, 0)), said(("waiting", 70, 5, 1)), said(("done", 80))],
-            1,
-            "worker 1: waiting in round 5, others in round 6; all workers wait for each other "
-            "for 61 s",
-        ),
+        ([said(("waiting", 61, 5, 0)), said(("waiting", 70, 5, 1))], None,
+         "all workers wait for each other for 61 s in round 5"),
+        ([said(("waiting", 61, 6, 0)), said(("waiting", 70, 5, 1)), said(("done", 80))], 1,
+         "worker 1: waiting in round 5, others in round 6; all workers wait for each other for 61"),
     ],
-)
+)  # fmt: skip
 def test_who_is_at_fault(snapshots, process, reason):
     found = find(snapshots)
     assert found is not None
@@ -115,12 +86,7 @@ def test_a_process_that_never_spoke_is_starting_since_its_launch():
 
 
 @pytest.mark.parametrize(
-    "snapshot",
-    [
-        said(("waiting", 60, 5, 0), silent=46),
-        said(silent=46, closed=True),
-        None,
-    ],
+    "snapshot", [said(("waiting", 60, 5, 0), silent=46), said(silent=46, closed=True), None]
 )
 def test_a_stopped_process_is_named_in_every_phase(snapshot):
     process, reason = find([WAITS, snapshot, said(("computing", 99, 5, 2))], stopped={1})
@@ -140,8 +106,7 @@ def test_a_fault_is_noticed_within_two_heartbeats_at_the_worst(heartbeat_secs):
     period = heartbeat_secs / beacons.WRITES_PER_HEARTBEAT
     snapshot = Snapshot(7, 0.0, (Entry("computing", 0.0, 5, 0),))
     look = period / 3
-    while not faults.find_fault(
-        {0: snapshot}, now=look, launched=0, heartbeat_secs=heartbeat_secs, start_secs=99
-    ):
+    limits = {"launched": 0, "heartbeat_secs": heartbeat_secs, "start_secs": 99}
+    while not faults.find_fault({0: snapshot}, now=look, **limits):
         look += period
     assert look + period <= 2 * heartbeat_secs

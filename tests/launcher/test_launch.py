@@ -2,7 +2,6 @@
 
 import os
 import platform
-import subprocess
 import sys
 
 import pytest
@@ -171,7 +170,7 @@ GOOD = [sys.executable, "-c", "pass"]
         (["--", *GOOD], "the following arguments are required: --workers"),
         (["--workers=2", "--"], "'' is no command; put one behind --"),
         (["--workers=2", "python"], "unrecognized arguments: python"),
-        (["--workers=0", "--", *GOOD], "--workers=0: must be 1 or more"),
+        (["--workers=0", "--", *GOOD, "--address=x"], "--workers=0: must be 1 or more"),
         (["--workers=2", "--", "no-such-program"], "'no-such-program' is no command"),
         (["--workers=2", "--cpus=1", "--", *GOOD], "1 shares for --workers=2"),
         (["--workers=2", "--cpus=1,nan", "--", *GOOD], "share of worker 1 is nan; it must"),
@@ -180,6 +179,10 @@ GOOD = [sys.executable, "-c", "pass"]
         (["--workers=1", "--start_secs=nan", "--", *GOOD], "--start_secs=nan: must be above 0"),
         (["--workers=1", "--port=70000", "--", *GOOD], "--port=70000: must be from 0"),
         (["--workers=1", "--host=192.0.2.1", "--", *GOOD], "--host=192.0.2.1 --port=0: nobody can"),
+        (["--workers=2", "--max_workers=3", "--", *GOOD], "--max_workers=3: needs --runtime=apart"),
+        (["--workers=2", "--runtime=apart", "--max_workers=1", "--", *GOOD], "=1: must be at l"),
+        (["--add=/no/run"], "/no/run: there is no such run, or it has ended"),
+        (["--remove=/no/run"], "--remove=/no/run: must be RUNDIR:WORKER"),
     ],
 )
 def test_messages(arguments, message, capsys):
@@ -190,10 +193,8 @@ def test_messages(arguments, message, capsys):
 
 
 def test_the_launcher_starts_without_jax_and_numpy():
-    code = "import hetjax.launch, sys; print(*sys.modules)"
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=launches.ROOT, check=True, capture_output=True, text=True
-    )
+    done = launches.python("import hetjax.launch, sys; print(*sys.modules)")
+    assert not done.returncode
     assert not {"jax", "flax", "numpy", "optax"} & set(done.stdout.split())
 
 
@@ -204,5 +205,6 @@ def test_a_reader_that_goes_away_does_not_block_the_workers():
     os.write(sink, b"line\n" * 3)
     os.close(sink)
     gang.Log(out=write).copy(source, 0, to_stderr=False)
+    assert os.read(source, 1) == b""  # all of it was taken
     for end in (source, write):
         os.close(end)

@@ -38,13 +38,7 @@ EACH = [
     ("SIGUSR1", "launcher", "apart", 3),
     ("SIGUSR2", "worker", "joined", 3),
 ]
-SLOW = [
-    ("SIGINT", "group", "joined", 20),
-    ("SIGTERM", "launcher", "joined", 20),
-    ("SIGHUP", "launcher", "apart", 20),
-    ("SIGHUP", "worker", "apart", 3),
-    ("SIGUSR2", "launcher", "joined", 20),
-]
+SLOW = [("SIGINT", "group", "joined", 20), ("SIGHUP", "launcher", "apart", 20)]
 
 
 @pytest.mark.parametrize(
@@ -89,6 +83,5 @@ def test_a_signal_ends_all_saved(name, to, runtime, secs, launch, tmp_path_facto
     assert summary["stopped_by"] == name
     kept = ["checkpoints", "config.json", "metrics.jsonl", "report.html", "summary.json"]
     assert sorted(path.name for path in workdir.iterdir()) == kept
-    assert [path.name for path in (workdir / "checkpoints").iterdir()] == [
-        f"{summary['rounds']:08d}"
-    ]
+    (saved,) = (workdir / "checkpoints").iterdir()
+    assert saved.name == f"{summary['rounds']:08d}"

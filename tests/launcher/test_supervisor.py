@@ -22,37 +22,61 @@ def check_noticed(began, noticed, age_secs):
     assert noticed - began < 3 * heartbeat
 
 
-def test_the_budget_of_restarts_is_kept(launch):
-    run = launch("os.kill(os.getpid(), signal.SIGSEGV)", "--workers=1", "--max_restarts=2")
-    assert run.end() == 1
-    assert run.text().count("[0] pid") == 3
-    assert "worker 0 ended by SIGSEGV; restart 2 of 2" in run.text()
-    assert "worker 0 ended by SIGSEGV; no restart is left of --max_restarts=2" in run.text()
+TOLD = """
+from hetjax.processes import endings
+def tell(error):
+    endings.write(told("."), worker, endings.of_error(worker, error))
+"""
+GONE = f"""{TOLD}
+if worker == 0:
+    os.kill(os.getpid(), signal.SIGKILL)
+time.sleep(0.5)
+tell(RuntimeError("worker 0 is gone"))
+sys.exit(1)
+"""
+INTERRUPTED = f"""{TOLD}
+if worker == 1:
+    tell(KeyboardInterrupt())
+    time.sleep(600)
+wait_for(told("process-1.ending").exists)
+sys.exit(1)
+"""
+KILL = """
+if (worker, attempt) == (1, 0):
+    os.kill(os.getpid(), signal.SIGKILL)
+time.sleep(0 if attempt else 600)
+"""
+SEGV, KILLED = "worker 0 ended by SIGSEGV; ", "worker 0 ended by SIGKILL; no restart is left"
+SILENT = "--heartbeat_secs=0.4 --start_secs=0.6 --max_restarts=0"
 
 
 @pytest.mark.parametrize(
-    ("program", "code", "message", "grace_secs"),
+    ("program", "flags", "code", "words"),
     [
-        ("sys.exit(2) if worker else time.sleep(600)", 2, "worker 1 refused its input", 0.2),
-        ("time.sleep(0.3 * worker); sys.exit(130)", 130, "", 30),
-        ("sys.exit(143) if worker else time.sleep(600)", 1, "worker 0 did not end within 0.6", 0.2),
+        ("os.kill(os.getpid(), signal.SIGSEGV)", "--max_restarts=2", 1,
+         [f"{SEGV}restart 1 of 2", f"{SEGV}restart 2 of 2", f"{SEGV}no restart is left of --m"]),
+        (KILL, "--workers=3", 0, ["launch: worker 1 ended by SIGKILL; restart 1 of 3 from the l"]),
+        # The killed one is the cause of what others raise later.
+        (GONE, "--workers=2 --max_restarts=0", 1, [KILLED]),
+        # One that never speaks.
+        ("time.sleep(600)", SILENT, 1, ["--start_secs=0.6 are allowed; a program without bea"]),
+        # Codes and ends that no restart mends.
+        (INTERRUPTED, "--workers=2 --grace_secs=0.2", 130, ["worker 1 was interrupted"]),
+        ("sys.exit(2) if worker else time.sleep(600)", "--workers=2 --grace_secs=0.2", 2,
+         ["worker 1 refused its input"]),
+        ("time.sleep(0.3 * worker); sys.exit(130)", "--workers=2 --grace_secs=30", 130, []),
+        ("sys.exit(143) if worker else time.sleep(600)", "--workers=2 --grace_secs=0.2", 1,
+         ["worker 0 did not end within 0.6"]),
     ],
-)
-def test_exit_codes_that_need_no_restart(launch, program, code, message, grace_secs):
-    run = launch(program, "--workers=2", f"--grace_secs={grace_secs}")
+)  # fmt: skip
+def test_a_gang_ends_by_its_code_and_says_why(launch, program, flags, code, words):
+    run = launch(program, "--workers=1", *flags.split())
     assert run.end() == code
-    assert message in run.text()
-    assert "restart 1" not in run.text()
-    assert run.text().count(" pid ") <= 2
-
-
-def test_a_killed_worker_is_named_and_the_gang_restarted(launch):
-    run = launch("print('ready'); time.sleep(0 if attempt else 600)", "--workers=3")
-    pids = run.pids(3)
-    os.kill(pids[1], signal.SIGKILL)
-    assert run.end() == 0
-    assert "hetjax.launch: worker 1 ended by SIGKILL; restart 1 of 3 from the la" in run.text()
-    assert run.text().count("restart") == 1
+    for each in words:
+        assert each in run.text()
+    restarts = sum("; restart" in each for each in words)
+    assert run.text().count("; restart") == restarts
+    assert run.text().count("[0] pid ") <= 1 + restarts
 
 
 @LINUX
@@ -71,15 +95,16 @@ os.kill(os.getpid(), signal.SIGKILL if worker == 1 else signal.SIGABRT)
     assert "[0] the connection is lost" in run.err()
 
 
-def test_who_ignores_sigterm_is_killed_with_what_it_started(launch):
-    program = """
+STUBBORN = """
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
-child = subprocess.Popen(["sleep", "600"])
-print("pid", child.pid)
+print("pid", subprocess.Popen(["sleep", "600"]).pid)
 print("ready")
 time.sleep(600)
 """
-    run = launch(program, "--workers=2", "--max_restarts=0", "--grace_secs=0.2")
+
+
+def test_who_ignores_sigterm_is_killed_with_what_it_started(launch):
+    run = launch(STUBBORN, "--workers=2", "--max_restarts=0", "--grace_secs=0.2")
     run.wait_for("ready", 2)
     os.kill(run.pids(1).popitem()[1], signal.SIGKILL)
     assert run.end() == 1
@@ -88,32 +113,16 @@ time.sleep(600)
 
 @LINUX
 def test_nothing_outlives_a_killed_launcher(launch):
-    program = """
-signal.signal(signal.SIGTERM, signal.SIG_IGN)
-print("pid", subprocess.Popen(["sleep", "600"]).pid)
-print("ready")
-time.sleep(600)
-"""
-    run = launch(program, "--workers=2", "--cpus=0.3,0.3")
+    run = launch(STUBBORN, "--workers=2", "--cpus=0.3,0.3")
     run.wait_for("ready", 2)
     assert len(list(run.tmp.iterdir())) == 2  # beacons, compiled programs
     run.send(signal.SIGKILL)
     assert run.end() == -signal.SIGKILL
 
 
-TOLD = """
-from hetjax.processes import endings
-def tell(error, **more):
-    ending = endings.of_error(worker, error)._replace(**more)
-    endings.write(pathlib.Path(os.environ["HETJAX_BEACONS"]), worker, ending)
-"""
-
-
 def test_a_worker_that_told_of_its_raise_is_named_while_it_still_runs(launch):
     """The others end first, and it waits for them at its exit: nobody has to guess."""
-    program = (
-        TOLD
-        + """
+    program = f"""{TOLD}
 def broken():
     raise OSError("no such file")
 if attempt == 0 and worker == 1:
@@ -127,7 +136,6 @@ if attempt == 0:
     wait_for(told("process-1.ending").exists)
     sys.exit(1)
 """
-    )
     run = launch(program, "--workers=3", settle_secs=launches.PATIENCE_SECS)
     run.wait_for("hetjax.launch: worker 1 raised OSError: no such file:")
     run.wait_for("hetjax.launch:     File .*, in broken")
@@ -136,39 +144,6 @@ if attempt == 0:
     assert run.end() == 0
     assert "worker 1 raised OSError: no such file; restart 1 of 3 from the las" in run.text()
     assert run.text().count("restart") == 1
-
-
-def test_the_killed_one_is_the_cause_of_what_others_raise_later(launch):
-    program = (
-        TOLD
-        + """
-if worker == 0:
-    os.kill(os.getpid(), signal.SIGKILL)
-time.sleep(0.5)
-tell(RuntimeError("worker 0 is gone"))
-sys.exit(1)
-"""
-    )
-    run = launch(program, "--workers=2", "--max_restarts=0")
-    assert run.end() == 1
-    assert "worker 0 ended by SIGKILL; no restart is left" in run.text()
-
-
-def test_an_end_that_no_restart_mends_is_told_by_its_code(launch):
-    program = (
-        TOLD
-        + """
-if worker == 1:
-    tell(KeyboardInterrupt())
-    time.sleep(600)
-wait_for(told("process-1.ending").exists)
-sys.exit(1)
-"""
-    )
-    run = launch(program, "--workers=2", "--grace_secs=0.2")
-    assert run.end() == 130
-    assert "worker 1 was interrupted" in run.text()
-    assert "restart" not in run.text()
 
 
 @LINUX
@@ -189,9 +164,7 @@ sys.exit(5)
 
 @pytest.mark.slow
 def test_an_endless_sleep_is_noticed_and_its_stack_kept(launch):
-    program = (
-        launches.BEACONS.replace("computing", "loading")
-        + """
+    program = f"""{launches.BEACONS.replace("computing", "loading")}
 def endless():
     time.sleep(600)
 if worker == 1 and attempt == 0:
@@ -199,7 +172,6 @@ if worker == 1 and attempt == 0:
 while attempt == 0:
     time.sleep(0.1)
 """
-    )
     run = launch(program, "--workers=2", *PATIENT, "--grace_secs=0.5")
     _, began = run.wait_for("ready", 2)
     words = r"hung: worker 1's data: loading for (\d+\.?\d*) s in round 17"
@@ -210,13 +182,6 @@ while attempt == 0:
     path = pathlib.Path(match[1])
     assert path.stat().st_mode & 0o777 == 0o600
     assert "in endless" in path.read_text()
-
-
-def test_a_worker_that_never_speaks_is_ended(launch):
-    flags = ["--workers=1", "--heartbeat_secs=0.4", "--start_secs=0.6", "--max_restarts=0"]
-    run = launch("time.sleep(600)", *flags)
-    assert run.end() == 1
-    assert "where --start_secs=0.6 are allowed; a program without beacons needs" in run.text()
 
 
 def test_ctrl_c_is_forwarded_once(launch):
@@ -248,11 +213,8 @@ def test_a_second_ctrl_c_stops_at_once(launch):
     assert run.end() == 130
 
 
-ENDS = [signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2]
-
-
 @pytest.mark.parametrize("program", [launches.SAVES, "print('ready')\n"])
-@pytest.mark.parametrize("number", ENDS)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2])
 def test_a_signal_ends_all_and_lets_them_save(number, program, launch):
     run = launch(program + "time.sleep(600)", "--workers=2")
     run.wait_for("ready", 2)
@@ -278,8 +240,7 @@ def test_what_is_ignored_stays_ignored(launch):
 
 
 def test_sigterm_has_a_limit(launch):
-    program = "signal.signal(signal.SIGTERM, signal.SIG_IGN); print('ready'); time.sleep(600)"
-    run = launch(program, "--workers=2", "--grace_secs=0.1")
+    run = launch(STUBBORN, "--workers=2", "--grace_secs=0.1")
     run.wait_for("ready", 2)
     run.send(signal.SIGTERM)
     assert run.end() == 1
@@ -290,14 +251,11 @@ def test_sigterm_has_a_limit(launch):
 @LINUX
 def test_a_duty_cycle_does_not_look_like_a_hang(launch):
     """Its workers are stopped most of the time, and by nobody else."""
-    program = (
-        launches.BEACONS
-        + f"""
+    program = f"""{launches.BEACONS}
 end = time.monotonic() + {2.0 * launches.HEARTBEAT_SECS}  # a fault is named after 1.5
 while time.monotonic() < end:
     beacon.at("computing", 17)
 """
-    )
     flags = ["--workers=2", "--cpus=0.1,0.1", "--max_restarts=0", *PATIENT]
     run = launch(program, *flags, cpu_method="duty_cycle")
     assert run.end() == 0

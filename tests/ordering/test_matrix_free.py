@@ -65,9 +65,8 @@ def test_update_and_running_sum_are_those_of_the_gradients(term, block_pairs, me
     def loss_fn(params, batch, rng):
         return term(batch["x"] @ params, batch, rng)
 
-    observer = ordering.ORDERINGS[method](block_pairs=block_pairs).observer(
-        ordering.Sizes(num_workers, SIZE, 1)
-    )
+    sizes = ordering.Sizes(num_workers, SIZE, 1)
+    observer = ordering.ORDERINGS[method](block_pairs=block_pairs).observer(sizes)
     assert (observer.sizes is None) == (method == "pair_balance")  # else of so many workers alone
     steps = rules.with_observer(gradients_lib.gradient_sums(loss_fn), observer)
     ids, key, shared = np.arange(SIZE, dtype=np.int32), jax.random.key(0), types.Shared(params)
@@ -81,15 +80,14 @@ def test_update_and_running_sum_are_those_of_the_gradients(term, block_pairs, me
         assert np.linalg.norm(found - right) <= 1e-6 * np.linalg.norm(right)
 
 
+def fit(**fields):
+    data, weights = problems.classification(64, np.float32), problems.initial_weights(np.float32)
+    return problems.fit(data, weights, epochs=1, **fields)
+
+
 @pytest.mark.parametrize(("block_pairs", "told"), [(2, ""), (1, "takes 2 backward passes")])
 def test_blocks_that_take_more_backward_passes_are_said(block_pairs, told, capsys):
-    problems.fit(
-        problems.classification(64, np.float32),
-        problems.initial_weights(np.float32),
-        ordering={"method": "d_grab", "block_pairs": block_pairs},
-        epochs=1,
-        local="virtual",
-    )
+    fit(ordering={"method": "d_grab", "block_pairs": block_pairs}, local="virtual")
     said = capsys.readouterr().err
     assert told in said
     assert ("block_pairs=2 takes one" in said) == bool(told)
@@ -129,14 +127,6 @@ def test_a_forward_derivative_that_is_missing_is_said():
     def loss_fn(weights, batch, rng):
         return halved(problems.softmax_loss(weights, batch, rng))
 
-    data, weights = problems.classification(64, np.float32), problems.initial_weights(np.float32)
     with pytest.raises(ValueError, match=r"'d_grab' cannot work .*custom_vjp"):
-        problems.fit(data, weights, loss_fn=loss_fn, ordering={"method": "d_grab"}, epochs=1)
-    problems.fit(
-        data,
-        weights,
-        loss_fn=loss_fn,
-        ordering={"method": "d_grab_exact"},
-        local="virtual",
-        epochs=1,
-    )
+        fit(loss_fn=loss_fn, ordering="d_grab")
+    fit(loss_fn=loss_fn, ordering="d_grab_exact", local="virtual")

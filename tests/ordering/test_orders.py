@@ -25,15 +25,17 @@ sizes = st.integers(1, 23)
 seeds = st.tuples(st.integers(0, 9), st.integers(0, 9))
 
 
+def lists_of(values, length):
+    return st.lists(st.sampled_from(values), min_size=length, max_size=length)
+
+
 @st.composite
 def passes(draw):
     """(num_examples, for each pass (signs, the rounds' sizes))."""
     num_examples = draw(sizes)
     each = []
     for _ in range(NUM_PASSES):
-        signs = draw(
-            st.lists(st.sampled_from([1, -1, 0]), min_size=num_examples, max_size=num_examples)
-        )
+        signs = draw(lists_of([1, -1, 0], num_examples))
         cuts = draw(st.lists(st.integers(0, num_examples), max_size=6))
         bounds = [0, *sorted(cuts), num_examples]
         rounds = [stop - start for start, stop in itertools.pairwise(bounds)]  # some are empty
@@ -44,10 +46,8 @@ def passes(draw):
 @st.composite
 def pair_signs(draw, num_examples):
     """Signs of pairs in a row, and 0 for the one without a partner."""
-    firsts = draw(
-        st.lists(st.sampled_from([1, -1]), min_size=num_examples // 2, max_size=num_examples)
-    )
-    signs = [sign for first in firsts[: num_examples // 2] for sign in (first, -first)]
+    firsts = draw(lists_of([1, -1], num_examples // 2))
+    signs = [sign for first in firsts for sign in (first, -first)]
     return np.array(signs + [0] * (num_examples % 2), np.int8)
 
 
@@ -137,9 +137,8 @@ def test_every_pass_has_the_oracle_s_order_however_it_is_cut_into_rounds(name, p
         assert sorted(state.order.tolist()) == list(range(num_examples))
         assert state.order.dtype == np.int32
         assert (state.pass_index, state.num_placed) == (pass_index, 0)
-        expected = order_slowly(
-            name, num_examples, seed, state.order.tolist(), pass_index + 1, signs.tolist()
-        )
+        given = state.order.tolist(), pass_index + 1, signs.tolist()
+        expected = order_slowly(name, num_examples, seed, *given)
         state = work_through(place, state, signs, rounds)
         assert state.order.tolist() == expected
         whole = checked(place)(whole, whole.order, signs)

@@ -15,7 +15,7 @@ import optax
 
 import hetjax
 
-SIZE, BUDGET, MICROBATCH = 480, 12, 4
+SIZE = 480
 
 
 def problem(secs=0.0):
@@ -52,19 +52,9 @@ def fit(*, secs=0.0, raises_at=-1, evaluates=False, writes=False, rates=(0.02,),
         if report.round == raises_at:
             raise ValueError("enough")
 
-    fields = {"epochs": 6, "quota": "adaptive", "seed": 3} | fields
-    return hetjax.fit(
-        loss_fn,
-        jnp.zeros(6),
-        optax.sgd(rate, momentum=0.5),
-        data,
-        microbatch_size=MICROBATCH,
-        budget=BUDGET,
-        progress=False,
-        callbacks=[callback],
-        loss_over="microbatch",
-        **fields,
-    )
+    given = {"epochs": 6, "quota": "adaptive", "seed": 3, "loss_over": "microbatch"}
+    given |= {"microbatch_size": 4, "budget": 12, "progress": False, "callbacks": [callback]}
+    return hetjax.fit(loss_fn, jnp.zeros(6), optax.sgd(rate, momentum=0.5), data, **given | fields)
 
 
 if __name__ == "__main__":
@@ -72,7 +62,6 @@ if __name__ == "__main__":
     hetjax.join_processes()
     result = fit(**json.loads(sys.argv[1]))
     told = {
-        "start": int(os.environ.get("HETJAX_START", -1)),
         "leads": hetjax.leads(),
         "rounds": len({line["round"] for line in result.history}),
         "lines": len(result.history),

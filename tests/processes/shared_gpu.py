@@ -1,4 +1,6 @@
-"""One process of two that are told that they share a GPU; what is refused there goes to a file.
+"""One process of two that see two GPUs and are told that they share one.
+
+Which of them JAX is to take, and what is refused there, goes to a file.
 
 python -m tests.processes.shared_gpu PROCESS_ID NUM_PROCESSES COORDINATOR DIRECTORY
 """
@@ -7,11 +9,13 @@ import json
 import pathlib
 import sys
 
+import jax
 import numpy as np
 import optax
+import pytest
 
 import hetjax
-from hetjax.processes import ways
+from hetjax.processes import gpus, ways
 from tests.own_parts import local_sgd
 from tests.rounds import problems
 
@@ -29,26 +33,26 @@ def squares(x, y, batch):
 
 
 def main(process_id, num_processes, coordinator, directory):
+    gpus.visible = lambda: ["0000:07:00.0", "0000:0F:00.0"]
     hetjax.join_processes(int(process_id), int(num_processes), coordinator)
+    took = jax.config.read("jax_cuda_visible_devices")
     ways.share_gpus = lambda mesh, sockets: True
-    data, weights, told = problems.classification(), problems.initial_weights(), {}
+    data, weights, told = problems.classification(), problems.initial_weights(), {"took": took}
     fields = {"epochs": 2, "quota": "equal", "cluster": {"num_workers": 2}}
     workdir = pathlib.Path(directory, "run")
     result = problems.fit(data, weights, eval_source=data, workdir=workdir, **fields)
     told["rounds"] = result.summary["rounds"]
-    for name, refused in REFUSED.items():
-        try:
-            problems.fit(data, weights, **fields | refused)
-        except ValueError as error:
-            told[name] = str(error)
     source = {"x": np.ones(16, np.float32)}
     sources = {"upper_source": source, "lower_source": source}
     estimator = hetjax.bilevel.value_gap(hetjax.bilevel.descent(optax.sgd(0.1)), 2, multiplier=1.0)
     problem, zero = hetjax.bilevel.Bilevel(squares, squares), np.float32(0)
-    try:
-        hetjax.fit_bilevel(problem, zero, zero, estimator, optax.sgd(0.1), outer_steps=1, **sources)
-    except ValueError as error:
-        told["levels"] = str(error)
+    levels = (problem, zero, zero, estimator, optax.sgd(0.1))
+    calls = {name: (problems.fit, (data, weights), fields | of) for name, of in REFUSED.items()}
+    calls["levels"] = hetjax.fit_bilevel, levels, {"outer_steps": 1, **sources}
+    for name, (fit, given, options) in calls.items():
+        with pytest.raises(ValueError, match="share a GPU") as refused:
+            fit(*given, **options)
+        told[name] = str(refused.value)
     pathlib.Path(directory, f"told-{process_id}.json").write_text(json.dumps(told))
 
 

@@ -76,6 +76,13 @@ def pid_of(launched, worker):
     return int([match for match in found if match][-1][1])
 
 
+def ask(launched, flag, of_whom=""):
+    """Adds a worker, or removes one."""
+    (match,), _ = launched.wait_for(r"--add=(\S+)")
+    command = [sys.executable, "-m", "hetjax.launch", f"--{flag}={match[1]}{of_whom}"]
+    subprocess.run(command, check=True, cwd=launches.ROOT)
+
+
 def check_exact(workdir, told, *, seats=WORKERS, **fields):
     """Nothing is missing or doubled, each round has one line, all have the state of one process."""
     count = len(lines(workdir))
@@ -94,21 +101,6 @@ def check_exact(workdir, told, *, seats=WORKERS, **fields):
 
 
 @pytest.mark.slow
-def test_rounds_are_those_of_processes_that_are_joined(apart, launch, tmp_path_factory):  # noqa: F811
-    """Of the same quotas, in float64."""
-    launched, workdir = apart(secs=0.0)
-    told = results(launched)
-    assert set(told) == set(range(WORKERS))
-    assert [each["leads"] for each in told.values()].count(True) == 1
-    check_exact(workdir, told)
-    fields = {"secs": 0.0, "replay": str(workdir / "metrics.jsonl")}
-    os.environ["APART"] = json.dumps(fields)  # which the fixture puts back
-    joined = results(launch(PROGRAM, f"--workers={WORKERS}"))
-    ours, theirs = ([float.fromhex(x) for x in each[0]["params"]] for each in (told, joined))
-    np.testing.assert_allclose(ours, theirs, rtol=1e-12)
-
-
-@pytest.mark.slow
 def test_killed_workers_are_replaced_and_nothing_is_lost(apart):
     """The one that leads, too, and one that has joined."""
     launched, workdir = apart(epochs=40)
@@ -118,6 +110,7 @@ def test_killed_workers_are_replaced_and_nothing_is_lost(apart):
         launched.wait_for(rf"round \d+: worker {worker} joins", 1 + (count == 2))
     told = results(launched)
     assert set(told) == set(range(WORKERS))
+    assert [each["leads"] for each in told.values()].count(True) == 1
     launched.wait_for(r"worker \d leads from round")
     check_exact(workdir, told, epochs=40)
     assert changes(workdir) == [(k, what) for k in (1, 0, 1) for what in ("was killed", "joined")]
@@ -155,11 +148,9 @@ def test_a_worker_that_sleeps_is_left_out_and_begins_anew(apart, monkeypatch):
 @pytest.mark.slow
 def test_workers_are_added_and_taken_away_while_a_run_goes_on(apart):
     launched, workdir = apart(f"--max_workers={WORKERS + 1}", epochs=60)
-    (match,), _ = launched.wait_for(r"--add=(\S+)")
     after(5, workdir)
-    command = [sys.executable, "-m", "hetjax.launch"]
-    for flags in ([f"--add={match[1]}"], [f"--remove={match[1]}:0"]):
-        subprocess.run([*command, *flags], check=True, cwd=launches.ROOT)
+    ask(launched, "add")
+    ask(launched, "remove", ":0")
     launched.wait_for(rf"worker {WORKERS} joins")
     launched.wait_for(r"worker 0 left;")
     told = results(launched)
@@ -201,9 +192,13 @@ def test_what_needs_more_is_refused(fields, first):
         refusals.check_apart(config, parts, one_pass=True)
 
 
-def test_only_the_launcher_starts_such_runs(monkeypatch):
-    monkeypatch.setenv("HETJAX_RUNTIME", "apart")
-    with pytest.raises(ValueError, match="only the launcher starts such runs"):
+@pytest.mark.parametrize(
+    ("runtime", "message"),
+    [("apart", "only the launcher starts such runs"), ("together", "must be joined or apart")],
+)
+def test_only_the_launcher_starts_such_runs(runtime, message, monkeypatch):
+    monkeypatch.setenv("HETJAX_RUNTIME", runtime)
+    with pytest.raises(ValueError, match=f"HETJAX_RUNTIME={runtime}.*{message}"):
         place.of_environment()
 
 

@@ -49,11 +49,10 @@ def test_children_of_members_do_not_join(way, tmp_path):
     script.write_text(SCRIPT)
     launch = [sys.executable, "-m", "hetjax.launch", "--workers=2", "--max_restarts=0"]
     commands = [[*launch, f"--runtime={way}", "--", sys.executable, str(script)]]
+    environment = {**os.environ, "HETJAX_JOINED": "1", "PYTHONPATH": str(launches.ROOT)}
     if way == "arguments":
         address = f"127.0.0.1:{join.find_port('127.0.0.1')}"
         commands = [[sys.executable, str(script), own, "2", address] for own in "01"]
-    environment = {**os.environ, "HETJAX_JOINED": "1", "PYTHONPATH": str(launches.ROOT)}
-    if way == "arguments":
         del environment["HETJAX_JOINED"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     runs = [subprocess.Popen(each, env=environment, **pipes) for each in commands]

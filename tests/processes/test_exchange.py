@@ -107,9 +107,8 @@ def test_a_file_that_one_hands_out_is_the_same_for_all(members, tmp_path):
         assert os.pread(file.fileno(), 9, 0) == b"0123"
         for got in others:
             os.close(got)
-    assert in_each(4, lambda i: members[i].hand_out(None) if i == 1 else members[i].take(1)) == (
-        [None] * 4
-    )
+    none = in_each(4, lambda i: members[i].hand_out(None) if i == 1 else members[i].take(1))
+    assert none == [None] * 4
 
 
 def test_another_user_does_not_get_in(monkeypatch):

@@ -1,12 +1,10 @@
 """Which GPUs a process sees, which is its own, and whether processes share one."""
 
 import ctypes
-import json
 
 import pytest
 
 from hetjax.processes import gpus
-from tests.rounds import gangs
 
 FOUR = ["0000:07:00.0", "0000:0F:00.0", "0000:47:00.0", "0000:4E:00.0"]
 INT = ctypes.POINTER(ctypes.c_int)
@@ -34,14 +32,11 @@ class Driver:
             setattr(self, name, ctypes.CFUNCTYPE(ctypes.c_int, *types)(called))
 
 
-def test_the_driver_says_the_bus_ids_of_the_gpus_that_it_shows():
+def test_the_driver_says_the_bus_ids_of_the_gpus_that_it_shows_and_nothing_where_it_fails():
     assert gpus.bus_ids(Driver(FOUR)) == FOUR
     assert gpus.bus_ids(Driver([])) == []
-
-
-@pytest.mark.parametrize("call", ["cuInit", "cuDeviceGetPCIBusId"])
-def test_a_driver_that_fails_says_nothing(call):
-    assert gpus.bus_ids(Driver(FOUR, fails=call)) == []
+    for call in ("cuInit", "cuDeviceGetPCIBusId"):
+        assert gpus.bus_ids(Driver(FOUR, fails=call)) == []
 
 
 def test_what_a_process_tells_are_the_gpus_that_it_uses(monkeypatch):
@@ -83,10 +78,3 @@ def test_processes_share_a_gpu_by_what_each_said(told, share):
 )
 def test_processes_that_see_the_same_gpus_take_one_each(seen, set_already, taken):
     assert [gpus.own(seen, index, **set_already) for index in range(len(seen))] == taken
-
-
-def test_processes_that_join_take_a_gpu_each(tmp_path):
-    ended = gangs.run("tests.processes.own_gpu", 2, tmp_path, str(tmp_path))
-    assert [code for code, _ in ended] == [0, 0], "\n".join(said for _, said in ended)
-    told = [json.loads((tmp_path / f"took-{index}.json").read_text()) for index in range(2)]
-    assert told == ["0", "1"]

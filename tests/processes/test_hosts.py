@@ -18,13 +18,9 @@ A, B, C = "machine a", "machine b", "machine c"
     ],
 )
 def test_a_machine_whose_name_is_a_loopback_address_is_named(hosts, process):
-    named = {
-        index: hosts_lib.Host(machine, machine[-1], address)
-        for index, (machine, address) in enumerate(hosts)
-    }
+    named = dict(enumerate(hosts_lib.Host(name, name[-1], address) for name, address in hosts))
     said = hosts_lib.unreachable(named)
-    if process is None:
-        assert said == ""
-    else:
-        name, address = hosts[process][0][-1], hosts[process][1]
+    assert bool(said) == (process is not None)
+    if process is not None:
+        name, address = named[process][1:3]
         assert f"process {process} is on {name}, whose own name resolves to {address} there" in said

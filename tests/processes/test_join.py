@@ -1,18 +1,16 @@
 """Who a process is in a run of several."""
 
 import collections
-import os
 import re
-import subprocess
-import sys
 
 import pytest
 from jax._src import distributed
 
 import hetjax
 from hetjax.processes import board as board_lib
-from hetjax.processes import endings, join, waits
+from hetjax.processes import endings, files, join, waits
 from tests import programs
+from tests.launcher import launches
 from tests.processes import test_membership as engines
 
 
@@ -21,22 +19,8 @@ def test_a_process_that_is_alone_has_no_board():
         board_lib.Board("a test")
 
 
-class Client:
-    """Of a coordination service that has one process."""
-
-    def __init__(self):
-        self.values = {}
-
-    def key_value_set(self, key, text, *, allow_overwrite):
-        self.values[key] = text
-
-    def blocking_key_value_get(self, key, milliseconds):
-        return self.values[key]
-
-
-def test_a_board_more_of_one_name_shifts_none_of_another(monkeypatch):
-    client = Client()
-    monkeypatch.setattr(distributed.global_state, "client", client)
+def test_a_board_more_of_one_name_shifts_none_of_another(tmp_path, monkeypatch):
+    monkeypatch.setattr(distributed.global_state, "client", files.Files(tmp_path))
     monkeypatch.setattr(board_lib, "_boards", collections.Counter())
     numbers = [5e-324, 1.7e308, *(1 / (k + 3) for k in range(5000))]
     board_lib.Board("gate").post("k", numbers)
@@ -72,18 +56,9 @@ def test_a_process_that_sees_an_engine_and_has_not_joined_says_so(monkeypatch, c
 
 def test_where_jax_was_initialized_its_place_counts():
     address = f"127.0.0.1:{join.find_port('127.0.0.1')}"
-    program = (
-        f"import jax; jax.distributed.initialize({address!r}, 1, 0)\n"
-        "import hetjax; print(hetjax.join_processes())"
-    )
-    said = subprocess.run(
-        [sys.executable, "-c", program],
-        env={**os.environ, "JOB_COMPLETION_INDEX": "1", "JAX_PLATFORMS": "cpu"},
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
+    program = f"import jax; jax.distributed.initialize({address!r}, 1, 0)\n"
+    program += "import hetjax; print(hetjax.join_processes())"
+    said = launches.python(program, JOB_COMPLETION_INDEX="1", JAX_PLATFORMS="cpu")
     assert f"Member(process_id=0, num_processes=1, coordinator={address!r}" in said.stdout, said
 
 

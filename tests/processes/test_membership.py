@@ -20,22 +20,13 @@ INDEXED_JOB = {"JOB_COMPLETION_INDEX": "3", "KUBERNETES_SERVICE_HOST": "10.96.0.
 
 def slurm(procid, size, ntasks=None):
     """Of a task of srun; one of its steps has `size` tasks."""
-    return {
-        "SLURM_JOB_ID": "3",
-        "SLURM_STEP_NODELIST": "node[1-4]",
-        "SLURM_LOCALID": "0",
-        "SLURM_NTASKS": str(ntasks or size),
-        "SLURM_PROCID": str(procid),
-        "SLURM_STEP_NUM_TASKS": str(size),
-    }
+    job = {"JOB_ID": 3, "LOCALID": 0, "NTASKS": ntasks or size, "PROCID": procid}
+    job |= {"STEP_NODELIST": "node[1-4]", "STEP_NUM_TASKS": size}
+    return {f"SLURM_{name}": str(value) for name, value in job.items()}
 
 
-SLURM_SHELL = {  # of a batch script, and of salloc without `use_interactive_step`
-    "SLURM_JOB_ID": "3",
-    "SLURM_LOCALID": "0",
-    "SLURM_NTASKS": "8",
-    "SLURM_PROCID": "0",
-}
+SLURM_SHELL = {name: text for name, text in slurm(0, 1, 8).items() if "STEP" not in name}
+"""Of a batch script, and of salloc without `use_interactive_step`."""
 
 
 def open_mpi(rank, size, *, version=4):
@@ -104,38 +95,39 @@ OF_DAEMONS = {
 @pytest.mark.parametrize("ranks", [open_mpi, pmi])
 @pytest.mark.parametrize("where", OF_DAEMONS)
 def test_ranks_of_mpirun_in_slurm_take_the_places_of_mpirun(where, ranks):
-    found = [
-        membership.find(
-            environment={**slurm(*of_daemon, ntasks=8), **ranks(rank, 8), **ADDRESS},
-        )
-        for rank, of_daemon in enumerate(OF_DAEMONS[where])
-    ]
-    assert found == [(rank, 8, "node1:7000", None) for rank in range(8)]
+    for rank, of_daemon in enumerate(OF_DAEMONS[where]):
+        environment = {**slurm(*of_daemon, ntasks=8), **ranks(rank, 8), **ADDRESS}
+        assert membership.find(environment=environment) == (rank, 8, "node1:7000", None)
+
+
+NOT_OF_HOW_MANY = "says that this is process {}, and nothing says"
+OF_TWO = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "node1"}
 
 
 @pytest.mark.parametrize(
-    ("environment", "message"),
+    ("arguments", "environment", "message"),
     [
-        (INDEXED_JOB,
-         "JOB_COMPLETION_INDEX says that this is process 3, and nothing says of how many"),
-        ({**slurm(1, 4, ntasks=8), **pmi(5, 8)}, "PMI_RANK says that this is process 5 of 8, and"),
-        (open_mpi(1, 2, version=5), "OMPI_COMM_WORLD_RANK says that this is process 1 of 2, and"),
-        (pmix(1, "prterun-node1-77@1"), "PMIX_RANK says that this is process 1, and nothing says"),
-        ({"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "node1"}, "where process 0 listens"),
-        ({"SLURM_PROCID": "2", "SLURM_STEP_NUM_TASKS": "8"}, "where process 0 listens"),
+        ((), INDEXED_JOB, f"JOB_COMPLETION_INDEX {NOT_OF_HOW_MANY.format(3)} of how many"),
+        ((), pmix(1, "prterun-node1-77@1"), f"PMIX_RANK {NOT_OF_HOW_MANY.format(1)}"),
+        ((), {**slurm(1, 4, ntasks=8), **pmi(5, 8)}, "PMI_RANK says that .* process 5 of 8, and"),
+        ((), open_mpi(1, 2, version=5), "OMPI_COMM_WORLD_RANK says that .* process 1 of 2, and"),
+        ((), OF_TWO, "where process 0 listens"),
+        ((), {"SLURM_PROCID": "2", "SLURM_STEP_NUM_TASKS": "8"}, "where process 0 listens"),
+        ((1, None), {}, "--process_id is 1 and --num_processes None; give both"),
+        ((0, 2), {}, r"--coordinator is missing: HOST:PORT"),
+        ((2, 2, "host:80"), {}, "--process_id is 2; "),
+        ((0, 2, "host:70000"), {}, "must be HOST:PORT"),
     ],
-)  # fmt: skip
-def test_a_process_that_sees_an_engine_and_cannot_use_it_says_what_is_missing(environment, message):
+)
+def test_a_process_says_what_is_missing_or_wrong(arguments, environment, message):
     with pytest.raises(ValueError, match=message):
-        membership.find(environment=environment)
+        membership.find(*arguments, environment=environment)
 
 
 def test_a_worker_of_ray_train_says_what_is_missing(monkeypatch):
     def context(rank, size):
-        def get_context():
-            return types.SimpleNamespace(get_world_rank=lambda: rank, get_world_size=lambda: size)
-
-        return types.SimpleNamespace(get_context=get_context)
+        own = types.SimpleNamespace(get_world_rank=lambda: rank, get_world_size=lambda: size)
+        return types.SimpleNamespace(get_context=lambda: own)
 
     monkeypatch.setitem(sys.modules, "ray.train", context(1, 4))
     with pytest.raises(ValueError, match=r"Ray Train says that this is process 1 of 4, and noth"):
@@ -145,17 +137,3 @@ def test_a_worker_of_ray_train_says_what_is_missing(monkeypatch):
     assert membership.find(environment={}) is None
     monkeypatch.setitem(sys.modules, "ray.train", types.SimpleNamespace())
     assert membership.find(environment={}) is None
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ((1, None), "--process_id is 1 and --num_processes None; give both"),
-        ((0, 2), r"--coordinator is missing: HOST:PORT"),
-        ((2, 2, "host:80"), "--process_id is 2; "),
-        ((0, 2, "host:70000"), "must be HOST:PORT"),
-    ],
-)
-def test_a_wrong_place_is_named(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        membership.find(*arguments, environment={})

@@ -83,9 +83,8 @@ def test_in_a_collective_who_does_not_wait_is_named_by_each_of_the_others(gang, 
     one.beacons.at("reporting", 7)
     gang.passes(12, 0, 1, 2)
     said = lines(capsys)
-    assert [line.partition(" (pid ")[0] for line in said] == [
-        f"hetjax: process {index} has waited 10 s for process 1" for index in (0, 2)
-    ]
+    wanted = [f"hetjax: process {index} has waited 10 s for process 1" for index in (0, 2)]
+    assert [line.partition(" (pid ")[0] for line in said] == wanted
     words = re.compile(r"in a callback in round 7 for \d+ s\) to end the round$")
     assert all(words.search(line) for line in said)
 
@@ -97,9 +96,8 @@ def test_one_that_is_silent_is_named_though_nobody_waits(gang, capsys):
     assert lines(capsys) == []
     gang.passes(13, 0, 1)
     said = lines(capsys)
-    assert sorted(line.partition(" (pid ")[0] for line in said) == [
-        f"hetjax: process {index} hears nothing of process 2" for index in (0, 0, 1, 1)
-    ]
+    wanted = [f"hetjax: process {index} hears nothing of process 2" for index in (0, 0, 1, 1)]
+    assert sorted(line.partition(" (pid ")[0] for line in said) == wanted
     assert said[0].endswith("no sign of life for 10 s, last seen computing in round 4)")
 
 

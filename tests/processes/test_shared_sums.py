@@ -1,8 +1,10 @@
 """Sums in memory: what one process makes of the rows of all; `test_processes.py` has real ones."""
 
+import functools
 import json
 import os
 import types as types_lib
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -26,20 +28,15 @@ def made(mesh, across=None):
 def contributed(mesh, seed):
     """Sums of random numbers, leaves `[W, ...]`, and the same on the host."""
     rng = np.random.default_rng(seed)
-    rows = {
-        name: rng.standard_normal((mesh.size, *leaf.shape)).astype(np.float32)
-        for name, leaf in LIKE.items()
-    }
+    drawn = lambda leaf: rng.standard_normal((mesh.size, *leaf.shape)).astype(np.float32)  # noqa: E731
+    rows = {name: drawn(leaf) for name, leaf in LIKE.items()}
     one, none = np.ones(mesh.size, np.float32), np.zeros(mesh.size, np.int32)
     made = types.Contribution(rows, one, one, (), (), types.Tally(none, none, none - 1))
     return mesh_lib.place(made, mesh), rows
 
 
 def in_order(rows):
-    total = rows[0].copy()
-    for row in rows[1:]:
-        total = total + row
-    return total
+    return functools.reduce(np.add, rows)
 
 
 def in_one(tree):
@@ -138,11 +135,7 @@ def test_totals_of_machines_are_added_up_in_place():
 
 
 @pytest.mark.parametrize(
-    ("like", "most_bytes"),
-    [
-        ({"w": jnp.zeros(4, jnp.float16)}, 1 << 30),
-        ({"w": jnp.zeros(1000)}, 10_000),
-    ],
+    ("like", "most_bytes"), [(jnp.zeros(4, jnp.float16), 1 << 30), (jnp.zeros(1000), 10_000)]
 )
 def test_what_does_not_fit_is_left_to_the_collectives(like, most_bytes, monkeypatch):
     monkeypatch.setattr(shared_sums, "_MOST_BYTES", most_bytes)
@@ -176,10 +169,12 @@ def test_sums_on_a_gpu_meet_in_memory_where_it_is_shared(share):
     assert isinstance(machine.sums(LIKE), shared_sums.SharedSums) is share
 
 
-def test_processes_on_gpus_come_together_without_a_collective():
+def test_processes_on_gpus_come_together_without_a_collective(monkeypatch):
     runtime = object.__new__(ways.Collectives)
-    runtime._mesh = Gpus  # whose processes there are none of, to be waited for
+    runtime._mesh = Gpus
+    monkeypatch.setattr(ways.board_lib, "Board", asked := mock.Mock())
     runtime._come_together()
+    assert not asked.called
 
 
 def test_what_fits_leaves_no_file_open():

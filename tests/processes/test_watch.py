@@ -1,21 +1,9 @@
 """What a process hears of the others, and says while it waits for them; real ones in the drill."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 
-from hetjax.processes import (
-    beacons,
-    board,
-    endings,
-    join,
-    membership,
-    notices,
-    waits,
-    watch,
-)
+from hetjax.processes import beacons, board, endings, join, membership, notices, waits, watch
+from tests.launcher import launches
 
 
 class Board:
@@ -101,13 +89,7 @@ print("the last line of a log", end="")
 one.tell("refused its input", code=7)
 one._end_now()
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        env={**os.environ, "PYTHONUNBUFFERED": ""},  # else there is nothing left to write
-        stdout=subprocess.PIPE,
-        text=True,
-        timeout=120,
-    )
+    done = launches.python(program, PYTHONUNBUFFERED="")  # else there is nothing left to write
     assert (done.stdout, done.returncode) == ("the last line of a log", 7)
 
 
@@ -125,9 +107,7 @@ atexit.register(setattr, threading.Thread, "start", start)  # called before the 
 one._hear(watch.endings.Ending(1, "was interrupted", "", 130))
 one._has_lost = True
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program], stderr=subprocess.PIPE, text=True, timeout=120
-    )
+    done = launches.python(program)
     assert done.returncode == 130, done.stderr
     assert "Exception ignored" not in done.stderr
 
@@ -155,20 +135,16 @@ def test_the_loss_of_another_is_no_end_of_its_own(shared):
 
 def test_who_waits_to_join_says_so(capsys, monkeypatch):
     monkeypatch.setattr(notices, "PERIOD_SECS", 0.02)
-    for place in (
-        membership.Member(0, 3, "host:7000"),
-        membership.Member(2, 3, "host:7000"),
+    for own, who in (
+        (0, "for the other 2 processes to join"),
+        (2, "for process 0 at host:7000, or the other 2 processes to join"),
     ):
         said = ""
-        with join._patience(place, 100):
+        with join._patience(membership.Member(own, 3, "host:7000"), 100):
             while said.count("\n") < 2:
                 said += capsys.readouterr().err
-        who = {
-            0: "for the other 2 processes to join",
-            2: "for process 0 at host:7000, or the other 2 processes to join",
-        }[place.process_id]
         first = said.splitlines()[0]
-        assert first.startswith(f"hetjax: process {place.process_id} of 3 has waited ")
+        assert first.startswith(f"hetjax: process {own} of 3 has waited ")
         assert first.endswith(who)
 
 

@@ -5,7 +5,6 @@ change; `plain_rule` is the policy that adaptive quotas are compared with.
 """
 
 import dataclasses
-from typing import NamedTuple
 
 import numpy as np
 
@@ -45,27 +44,21 @@ class Trace:
         return longest
 
 
-class Smoothed(NamedTuple):
-    secs: np.ndarray  # f64[n], NaN: never seen
-
-
 def plain_rule(weight: float = 0.3) -> quota.QuotaPolicy:
     """Quotas in proportion to smoothed speeds, each worker at least one microbatch."""
 
-    def init(num_workers: int, budget: int) -> Smoothed:
-        del budget
-        return Smoothed(np.full(num_workers, np.nan))
+    def init(num_workers: int, budget: int) -> np.ndarray:
+        return np.full(num_workers, np.nan)  # seconds of a microbatch; NaN: never seen
 
-    def assign(state: Smoothed, total: int, caps: np.ndarray):
-        if np.isnan(state.secs).any():
-            return quota.largest_remainder(np.ones(caps.size), total, caps=caps), state
-        rest = quota.largest_remainder(1 / state.secs, total - caps.size, caps=caps - 1)
-        return rest + 1, state
+    def assign(smoothed: np.ndarray, total: int, caps: np.ndarray):
+        if np.isnan(smoothed).any():
+            return quota.largest_remainder(np.ones(caps.size), total, caps=caps), smoothed
+        rest = quota.largest_remainder(1 / smoothed, total - caps.size, caps=caps - 1)
+        return rest + 1, smoothed
 
-    def observe(state: Smoothed, times: quota.RoundTimes) -> Smoothed:
+    def observe(smoothed: np.ndarray, times: quota.RoundTimes) -> np.ndarray:
         secs = times.compute_secs / times.microbatches_done
-        moved = state.secs + weight * (secs - state.secs)
-        return Smoothed(np.where(np.isnan(state.secs), secs, moved))
+        return np.where(np.isnan(smoothed), secs, smoothed + weight * (secs - smoothed))
 
     return quota.QuotaPolicy(init, assign, observe)
 

@@ -1,5 +1,8 @@
 """Adaptive quotas: near the best, quick to answer, and unmoved by noise."""
 
+import functools
+import itertools
+
 import jax
 import numpy as np
 import pytest
@@ -10,6 +13,8 @@ from hetjax.quota import estimate, fitted, sampled
 from tests import oracles
 from tests.quota import speed_traces
 from tests.quota.played import is_optimal, optimum, play, run, times_of, totals
+
+MODEL = fitted.fitted(fitted.Settings(50, 0.01, 2.0, 1.0, 2, 0.5, 12.0))
 
 
 @pytest.mark.parametrize("overhead", [0.0, 2.0, 9.0])
@@ -34,10 +39,15 @@ def test_adaptive_fits_totals_alone_when_no_first_microbatch_is_timed():
     assert is_optimal(quotas[-1], cluster, 0)
 
 
+def slowed(factor, start, stop, *workers):
+    """Changes by which workers of a second a microbatch are so much slower for some rounds."""
+    ends = ((start, factor), (stop, 1.0))
+    return tuple(emulate.Change(round, worker, secs) for worker in workers for round, secs in ends)
+
+
 @pytest.mark.parametrize("noise", ["constant", "gamma"])
 def test_adaptive_answers_a_worker_2x_slower_and_back_within_five_rounds(noise):
-    changes = (emulate.Change(60, 1, 2.0), emulate.Change(90, 1, 1.0))
-    cluster = emulate.EmulatedCluster((1.0,) * 4, delay=noise, changes=changes)
+    cluster = emulate.EmulatedCluster((1.0,) * 4, delay=noise, changes=slowed(2.0, 60, 90, 1))
     quotas = run(quota.adaptive(), cluster, 32, 120)
     for start in (60, 90):
         assert not is_optimal(quotas[start], cluster, start)
@@ -96,10 +106,7 @@ def test_noise_alone_hardly_ever_moves_a_quota_after_settling():
 
 
 def test_a_worker_that_leaves_and_comes_back_as_another_is_measured_anew():
-    changes = (
-        emulate.Change(10, 0, present=False),
-        emulate.Change(20, 0, secs_per_microbatch=5.0, present=True),
-    )
+    changes = emulate.Change(10, 0, present=False), emulate.Change(20, 0, 5.0, present=True)
     cluster = emulate.EmulatedCluster((1.0, 2.0, 2.0), changes=changes)
     quotas = run(quota.adaptive(), cluster, 40, 25)
     assert is_optimal(quotas[9], cluster, 9)
@@ -112,12 +119,9 @@ def test_a_worker_that_leaves_and_comes_back_as_another_is_measured_anew():
 def test_a_cold_first_round_is_forgotten(cold):
     """Measured: by their first round two workers with a quarter of a core got nothing."""
     warm = (0.085, 0.19, 0.38, 0.38)
-    cluster = emulate.EmulatedCluster(
-        tuple(np.multiply(warm, cold)),
-        delay="gamma",
-        delay_cv=0.05,
-        changes=tuple(emulate.Change(1, worker, secs) for worker, secs in enumerate(warm)),
-    )
+    changes = tuple(emulate.Change(1, worker, secs) for worker, secs in enumerate(warm))
+    noise = {"delay": "gamma", "delay_cv": 0.05, "changes": changes}
+    cluster = emulate.EmulatedCluster(tuple(np.multiply(warm, cold)), **noise)
     quotas = run(quota.adaptive(guard=False), cluster, 8, 12)
     assert quotas[0].tolist() == [2, 2, 2, 2]
     assert (quotas[6:] == [4, 2, 1, 1]).all()
@@ -134,9 +138,8 @@ def test_a_worker_not_worth_its_overhead_gets_nothing_but_rare_probes_and_recove
 
 def test_a_worker_whose_probes_cost_little_is_soon_found_to_be_faster():
     """Its first two rounds were slow; its third probe alone would not bring the mean down."""
-    cluster = emulate.EmulatedCluster(
-        (0.085, 0.19, 0.36, 0.46), changes=(emulate.Change(3, 3, 0.38),)
-    )
+    changes = (emulate.Change(3, 3, 0.38),)
+    cluster = emulate.EmulatedCluster((0.085, 0.19, 0.36, 0.46), changes=changes)
     quotas = run(quota.adaptive(guard=False), cluster, 8, 60)
     assert (quotas[40:] == [4, 2, 1, 1]).all()
 
@@ -195,7 +198,7 @@ def test_under_heavy_noise_adaptive_nears_the_best_fixed_quotas():
 
 @pytest.mark.parametrize(("factor", "length"), [(20.0, 3), (100.0, 10)])
 def test_a_worker_slow_for_a_few_rounds_is_back_within_twenty(factor, length):
-    changes = (emulate.Change(60, 1, factor), emulate.Change(60 + length, 1, 1.0))
+    changes = slowed(factor, 60, 60 + length, 1)
     cluster = emulate.EmulatedCluster((1.0,) * 4, changes=changes)
     quotas = run(quota.adaptive(), cluster, 32, 120)
     assert quotas[60 + length + 20 :, 1].min() >= 7
@@ -223,20 +226,14 @@ def test_moves_shorten_the_mean_of_the_rounds_that_were():
         assert means == sorted(means, reverse=True), case
         assert quotas.sum() == 12
         assert means[-1] <= means[0]
-        best = min(
-            oracles.mean_round_secs(levels, ratios, np.array([a, b, c, 12 - a - b - c]))
-            for a in range(10)
-            for b in range(10)
-            for c in range(10)
-            if 0 <= 12 - a - b - c <= 9
-        )
+        divided = ((*abc, 12 - sum(abc)) for abc in itertools.product(range(10), repeat=3))
+        each = (oracles.mean_round_secs(levels, ratios, own) for own in divided if 0 <= own[3] <= 9)
+        best = min(each)
         assert means[-1] <= 1.1 * best, case
 
 
 def test_most_workers_slow_at_once_for_a_few_rounds_are_back():
-    slow = [emulate.Change(60, worker, 100.0) for worker in range(6)]
-    back = [emulate.Change(64, worker, 1.0) for worker in range(6)]
-    cluster = emulate.EmulatedCluster((1.0,) * 8, changes=(*slow, *back))
+    cluster = emulate.EmulatedCluster((1.0,) * 8, changes=slowed(100.0, 60, 64, *range(6)))
     for budget, guard in ((8, True), (16, False)):
         quotas = run(quota.adaptive(guard=guard), cluster, budget, 120)
         assert (quotas[90:].mean(axis=0) > 0.5 * budget / 8).all(), (budget, guard)
@@ -248,8 +245,10 @@ def test_rounds_of_no_seconds_end_nothing():
     assert quotas[-1].sum() == 8
 
 
-@pytest.mark.parametrize("pattern", ["three in a row", "three anywhere", "other three each time"])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    ("seed", "pattern"),
+    list(enumerate(["three in a row", "three anywhere", "other three each time"])),
+)
 def test_a_worker_that_is_very_late_again_and_again_is_left_out(pattern, seed):
     """One of 8, 100 times slower in 3 rounds of 60: it cost half as much again as fitted costs."""
     rng = np.random.default_rng(seed)
@@ -262,19 +261,14 @@ def test_a_worker_that_is_very_late_again_and_again_is_left_out(pattern, seed):
         slow |= np.isin(time, start + chosen)
     late = slow[:, None] & (np.arange(8) == rng.integers(8))
     trace = speed_traces.Trace(np.where(late, 100.0, 1.0), 64, seed=seed)
-    model = fitted.fitted(fitted.Settings(50, 0.01, 2.0, 1.0, 2, 0.5, 12.0))
-    others = [trace.play(policy).mean() for policy in (model, speed_traces.plain_rule())]
+    others = [trace.play(policy).mean() for policy in (MODEL, speed_traces.plain_rule())]
     assert trace.play(quota.adaptive()).mean() <= 1.05 * min(others)
 
 
 def test_a_worker_that_was_left_out_is_back_when_its_debt_is_paid():
     """13 rounds late twice: 4 workers without it take a third longer, so it is out for some 70."""
-    changes = [
-        change
-        for start in (40, 60)
-        for change in (emulate.Change(start, 1, 14.0), emulate.Change(start + 1, 1, 1.0))
-    ]
-    cluster = emulate.EmulatedCluster((1.0,) * 4, changes=tuple(changes))
+    changes = slowed(14.0, 40, 41, 1) + slowed(14.0, 60, 61, 1)
+    cluster = emulate.EmulatedCluster((1.0,) * 4, changes=changes)
     quotas = run(quota.adaptive(guard=False), cluster, 32, 200)
     assert (quotas[62:110, 1] == 0).all()
     assert (quotas[140:, 1] == 8).all()
@@ -291,45 +285,33 @@ def test_a_smaller_round_gives_a_late_worker_no_more_than_a_full_one():
     assert policy.assign(state, 12, caps)[0][1] == 1
 
 
-def slowed(seed, *, chance=0.0, factor=1.0, period=0, length=1, start=0, num_rounds=600):
-    """Eight equal workers: each late by chance or in each period, or one from a round on."""
-    rng, shape = np.random.default_rng(seed), (num_rounds, 8)
-    time = np.arange(num_rounds)[:, None]
-    if chance:
-        late = rng.random(shape) < chance
-    elif period:
-        late = (time + rng.integers(0, period, 8)) % period < length
-    else:
-        late = (time >= start) & (np.arange(8) == rng.integers(8))
-    return speed_traces.Trace(np.where(late, factor, 1.0), 64, cv=0.03, overhead=0.0, seed=seed)
-
-
 @pytest.mark.parametrize(
-    "how",
+    ("how", "number", "factor", "num_rounds"),
     [
-        {"chance": 0.02, "factor": 15.0},
-        {"chance": 0.01, "factor": 50.0},
-        {"chance": 0.003, "factor": 30.0, "num_rounds": 1000},
-        {"period": 50, "factor": 15.0},
-        {"period": 50, "factor": 50.0},
-        {"factor": 1000.0, "num_rounds": 300},
-        {"factor": 1000.0, "start": 100, "num_rounds": 300},
+        ("by chance", 0.02, 15.0, 600),
+        ("by chance", 0.003, 30.0, 1000),
+        ("in each period", 50, 50.0, 600),
+        ("one from a round on", 0, 1000.0, 300),
+        ("one from a round on", 100, 1000.0, 300),
     ],
-    ids=str,
 )
-def test_who_is_held_up_as_all_are_keeps_its_work(how):
+def test_who_is_held_up_as_all_are_keeps_its_work(how, number, factor, num_rounds):
     """Left out for each heavy round, as once, 3 of 8 did nothing: up to 1.4 times as long."""
-    trace = slowed(0, **how)
-    model = fitted.fitted(fitted.Settings(50, 0.01, 2.0, 1.0, 2, 0.5, 12.0))
-    best = min(trace.play(policy).mean() for policy in (model, quota.equal()))
+    rng, time = np.random.default_rng(0), np.arange(num_rounds)[:, None]
+    late = {
+        "by chance": lambda: rng.random((num_rounds, 8)) < number,
+        "in each period": lambda: (time + rng.integers(0, number, 8)) % number < 1,
+        "one from a round on": lambda: (time >= number) & (np.arange(8) == rng.integers(8)),
+    }[how]()
+    trace = speed_traces.Trace(np.where(late, factor, 1.0), 64, cv=0.03, overhead=0.0, seed=0)
+    best = min(trace.play(policy).mean() for policy in (MODEL, quota.equal()))
     assert trace.play(quota.adaptive()).mean() <= 1.1 * best
 
 
 @pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize("seed", range(3))
-def test_a_coarse_clock_raises_nothing(seed):
+def test_a_coarse_clock_raises_nothing():
     """Most of the seconds that it shows are 0."""
-    rng, tick = np.random.default_rng(seed), 0.05
+    rng, tick = np.random.default_rng(0), 0.05
     secs = 0.01 * rng.uniform(0.5, 3, 8)
 
     def times_of(round, quotas):
@@ -356,12 +338,12 @@ def test_usual_rounds_that_wait_tell_what_each_would_at_once():
         waited += queued.queued > 0
     assert waited == 35
     assert (queued.queued, at_once.queued) == (0, 0)
-    states = [
-        jax.tree.leaves(state._replace(usual=0, queue=0, fitted=state.fitted._replace(watch=0)))
+    ours, theirs = (
+        state._replace(usual=0, queue=0, fitted=state.fitted._replace(watch=0))
         for state in (queued, at_once)
-    ]
-    for ours, theirs in zip(*states, strict=True):
-        np.testing.assert_allclose(ours, theirs, rtol=5e-3, atol=0.01)
+    )
+    close = functools.partial(np.testing.assert_allclose, rtol=5e-3, atol=0.01)
+    jax.tree.map(close, ours, theirs)
 
 
 @pytest.mark.parametrize("change", ["a smaller round", "a worker that leaves", "a late round"])

@@ -34,16 +34,11 @@ def test_quotas_whose_gain_only_their_own_clocks_see_give_way_to_equal_split():
 
 def test_quotas_of_independent_workers_are_not_held_back_by_noise():
     """Exponential rounds, quotas a third better: nothing there is 3 standard errors clear soon."""
-    held = 0
+    held, policy, secs = 0, quota.static([8, 6, 4, 2]), np.array([1.0, 4 / 3, 2.0, 4.0])
     for seed in range(20):
         rng = np.random.default_rng(seed)
-        secs = np.array([1.0, 4 / 3, 2.0, 4.0])
-        rounds, _ = play(
-            lambda round, quotas, rng=rng, secs=secs: quotas * secs * rng.exponential(size=4),
-            quota.static([8, 6, 4, 2]),
-            num_rounds=300,
-            budget=20,
-        )
+        noisy = lambda _, quotas, rng=rng: quotas * secs * rng.exponential(size=4)  # noqa: E731
+        rounds, _ = play(noisy, policy, num_rounds=300, budget=20)
         held += rounds[60:].count([5, 5, 5, 5])
     assert held <= 0.05 * 20 * 240
 
@@ -121,8 +116,7 @@ def test_a_look_waits_while_it_would_be_dear_and_is_made_in_the_end():
 def test_rounds_of_fewer_microbatches_and_of_closed_gates_tell_nothing():
     policy = quota.guarded(quota.static([7, 3, 3, 3]))
     state = policy.init(4, 16)
-    for round in range(200):
-        total = 16 if round % 2 else 8
+    for total in (8, 16) * 100:
         quotas, state = policy.assign(state, total, CAPS)
         done = quotas if total == 8 else np.minimum(quotas, 5)
         state = policy.observe(state, played.totals(done, done))
@@ -177,9 +171,8 @@ def test_equal_split_has_the_whole_total_when_caps_were_low_at_first():
 
 
 def test_a_held_split_gives_way_while_a_worker_is_many_times_late():
-    cluster = emulate.EmulatedCluster(
-        (1.0,) * 4, changes=(emulate.Change(60, 1, 100.0), emulate.Change(62, 1, 1.0))
-    )
+    changes = emulate.Change(60, 1, 100.0), emulate.Change(62, 1, 1.0)
+    cluster = emulate.EmulatedCluster((1.0,) * 4, changes=changes)
     policy = quota.guarded(quota.adaptive(guard=False))
     caps, times_of = np.full(4, 32), played.times_of(cluster)
     _, state = played.play(policy, times_of, caps, 59, budget=32)

@@ -123,19 +123,10 @@ def test_a_policy_is_told_who_is_there_by_a_mask():
     here, without = [True] * 3, [False, True, True]
     emulate.simulate_policy(own, cluster, 6, 4)
     simulate.simulate(own, cluster, budget=6, num_rounds=4)
-    data = {"x": np.zeros((4 * 12, 3), np.float32)}
-    hetjax.fit(
-        lambda params, batch, rng: batch["x"] @ params,
-        np.zeros(3, np.float32),
-        optax.sgd(0.1),
-        data,
-        epochs=1,
-        microbatch_size=2,
-        budget=6,
-        quota=own,
-        cluster=cluster,
-        local="virtual",
-    )
+    loss, data = lambda params, batch, rng: batch["x"] @ params, {"x": np.zeros((48, 3), "f4")}
+    fields = {"epochs": 1, "microbatch_size": 2, "budget": 6, "local": "virtual"}
+    fields |= {"quota": own, "cluster": cluster}
+    hetjax.fit(loss, np.zeros(3, np.float32), optax.sgd(0.1), data, **fields)
     assert [present.tolist() for present in told] == 3 * [here, without, without, here]
     seen = quota.RoundTimes(np.zeros(3, int), np.zeros(3), np.zeros(3))
     assert seen.present.tolist() == here  # who is not told otherwise

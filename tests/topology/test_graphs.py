@@ -1,3 +1,4 @@
+import functools
 import subprocess
 import sys
 
@@ -7,6 +8,8 @@ import pytest
 from hetjax.topology import graphs, named
 
 UNDIRECTED = [name for name, make in named.GRAPHS.items() if isinstance(make(4), graphs.Graph)]
+make = named.make_graph
+Graph, Periodic = (functools.partial(g, "any") for g in (graphs.Graph, graphs.PeriodicGraph))
 SIZES = [1, 2, 3, 4, 6, 8, 9, 12, 16, 25, 30]
 
 
@@ -73,46 +76,22 @@ def test_edges_are_read_with_commas_or_blanks(text):
 
 
 @pytest.mark.parametrize(
-    ("num_workers", "edges", "message"),
+    ("make", "given", "message"),
     [
-        (4, [(0, 1), (1, 2)], "^reducer.graph: worker 3 is not reachable from worker 0; .* 0-3"),
-        (4, [(0, 4)], "edge 0-4 names a worker that is not one of 0 to 3"),
-        (4, [(0, 1), (2, 2)], "edge 2-2 joins worker 2 to itself; leave it out"),
+        (Graph, (4, [(0, 1), (1, 2)]), "^reducer.graph: worker 3 is not reachable .* 0; .* 0-3"),
+        (Graph, (4, [(0, 4)]), "edge 0-4 names a worker that is not one of 0 to 3"),
+        (Graph, (4, [(0, 1), (2, 2)]), "edge 2-2 joins worker 2 to itself; leave it out"),
+        (Periodic, (4, ([1, 2, 3, 3],)), "phase 0 is .* exactly once"),
+        (Periodic, (4, ([1, 0, 3, 2], [1, 0, 2, 3])), "in phase 1 worker 2 receives from itself"),
+        (make, ("rng", 4), r"'rng' is no graph. Did you mean 'ring'\? Allowed are ring, star"),
+        (make, ("0-1,1:2", 4), "'0-1,1:2' is no graph"),
+        (make, ("torus", 7), "a torus of 7 workers is not possible"),
+        (functools.partial(make, degree=1), ("random", 8), "degree: got 1, must be"),
     ],
 )
-def test_wrong_edges_are_named(num_workers, edges, message):
+def test_what_is_no_graph_is_named_and_what_is_allowed(make, given, message):
     with pytest.raises(ValueError, match=message):
-        graphs.Graph("any", num_workers, edges)
-
-
-@pytest.mark.parametrize(
-    ("phases", "message"),
-    [
-        (([1, 2, 3, 3],), "phase 0 is .* exactly once"),
-        (([1, 0, 3, 2], [1, 0, 2, 3]), "in phase 1 worker 2 receives from itself"),
-    ],
-)
-def test_wrong_phases_are_named(phases, message):
-    with pytest.raises(ValueError, match=message):
-        graphs.PeriodicGraph("any", 4, phases)
-
-
-@pytest.mark.parametrize(
-    ("text", "num_workers", "message"),
-    [
-        ("rng", 4, r"'rng' is no graph. Did you mean 'ring'\? Allowed are ring, star"),
-        ("0-1,1:2", 4, "'0-1,1:2' is no graph"),
-        ("torus", 7, "a torus of 7 workers is not possible"),
-    ],
-)
-def test_wrong_texts_say_what_is_allowed(text, num_workers, message):
-    with pytest.raises(ValueError, match=message):
-        named.make_graph(text, num_workers)
-
-
-def test_a_random_graph_of_degree_one_is_refused():
-    with pytest.raises(ValueError, match="degree: got 1, must be"):
-        named.make_graph("random", 8, degree=1)
+        make(*given)
 
 
 def test_planning_a_topology_loads_no_jax():

@@ -35,25 +35,23 @@ def tree_of(num_workers=N, dtype=np.float64):
     return {k: rng.normal(size=(num_workers, *s)).astype(dtype) for k, s in shapes.items()}
 
 
-def on_mesh(function, *trees, num_workers=N, extra=()):
-    """`function` on each worker's row."""
+def on_mesh(collective, tree, *active):
+    """A collective on each worker's row, jitted, and its arguments."""
 
-    def body(rows, extra):
-        out = function(jax.tree.map(lambda x: x[0], rows), extra)
+    def body(rows, active):
+        out = collective(jax.tree.map(lambda x: x[0], rows), *active, mesh_lib.WORKER_AXIS)
         return jax.tree.map(lambda x: x[None], out)
 
-    mesh = hetjax.make_worker_mesh(num_workers)
+    mesh = hetjax.make_worker_mesh(len(tree["scalar"]))
     rows = P(mesh_lib.WORKER_AXIS)
     mapped = jax.shard_map(body, mesh=mesh, in_specs=(rows, P()), out_specs=rows, check_vma=False)
-    return jax.jit(mapped), (*trees, extra)
+    return jax.jit(mapped), (tree, active)
 
 
 @pytest.mark.parametrize("num_workers", [1, 2, 3, 8])
 def test_the_ring_is_the_sum(num_workers, float64):
     tree, ring = tree_of(num_workers), make("ring", num_workers=num_workers)
-    function, arguments = on_mesh(
-        lambda t, _: ring.collective(t, mesh_lib.WORKER_AXIS), tree, num_workers=num_workers
-    )
+    function, arguments = on_mesh(ring.collective, tree)
     around = function(*arguments)
     array = ring.array(tree)
     for name, leaf in tree.items():
@@ -67,15 +65,13 @@ def test_the_ring_is_the_sum(num_workers, float64):
 def test_both_forms_are_the_mixing_matrix(name, graph, float64):
     mixing = make(name, graph).mixing
     tree = tree_of()
-    function, arguments = on_mesh(
-        lambda t, active: mixing.collective(t, active, mesh_lib.WORKER_AXIS), tree
-    )
+    function, _ = on_mesh(mixing.collective, tree)
     for index in range(4):
         active = mixing.gossip.active(index)
         matrix = mixing.gossip.matrix(active)
         np.testing.assert_allclose(matrix.sum(axis=0), 1, atol=1e-12)
         np.testing.assert_allclose(matrix.sum(axis=1), 1, atol=1e-12)
-        collective = function(arguments[0], active)
+        collective = function(tree, [active])
         array = jax.jit(mixing.array)(tree, active)
         for leaf_name, leaf in tree.items():
             expected = np.tensordot(matrix, leaf, axes=1)
@@ -88,10 +84,8 @@ def test_no_exchange_is_the_identity():
     nothing = np.zeros(len(mixing.gossip.partners), bool)
     np.testing.assert_array_equal(mixing.gossip.matrix(nothing), np.eye(N))
     tree = tree_of(dtype=np.float32)
-    function, arguments = on_mesh(
-        lambda t, active: mixing.collective(t, active, mesh_lib.WORKER_AXIS), tree
-    )
-    jax.tree.map(np.testing.assert_array_equal, function(arguments[0], nothing), tree)
+    function, arguments = on_mesh(mixing.collective, tree, nothing)
+    jax.tree.map(np.testing.assert_array_equal, function(*arguments), tree)
     jax.tree.map(np.testing.assert_array_equal, mixing.array(tree, nothing), tree)
 
 
@@ -99,15 +93,10 @@ def test_no_exchange_is_the_identity():
 def test_only_neighbours_exchange(name):
     reducer = make(name, "torus")
     tree = tree_of(dtype=np.float32)
-    if reducer.mixing is None:
-        function, arguments = on_mesh(
-            lambda t, _: reducer.collective(t, mesh_lib.WORKER_AXIS), tree
-        )
+    if (mixing := reducer.mixing) is None:
+        function, arguments = on_mesh(reducer.collective, tree)
     else:
-        function, (tree, _) = on_mesh(
-            lambda t, active: reducer.mixing.collective(t, active, mesh_lib.WORKER_AXIS), tree
-        )
-        arguments = tree, reducer.mixing.gossip.active(0)
+        function, arguments = on_mesh(mixing.collective, tree, mixing.gossip.active(0))
     text = function.lower(*arguments).compile().as_text()
     assert "collective-permute" in text
     assert not re.search(r"all-gather|all-reduce|all-to-all", text)
@@ -141,18 +130,12 @@ def test_matcha_needs_an_undirected_graph():
 
 
 @pytest.mark.parametrize("num_workers", [1, 2, 4, 64])
-def test_long_rows_are_added_up_one_after_the_other_to_the_bit(num_workers):
-    rows = np.random.default_rng(0).normal(size=(num_workers, 70_000)).astype(np.float32)
-    total = np.zeros(70_000, np.float32)
-    for row in rows:
-        total += row
+@pytest.mark.parametrize(
+    ("length", "added"), [(70_000, sum), (300, jax.jit(lambda rows: rows.sum(axis=0)))]
+)
+def test_long_rows_are_added_up_in_turn_and_short_ones_as_xla_does_to_the_bit(
+    length, added, num_workers
+):
+    rows = np.random.default_rng(0).normal(size=(num_workers, length)).astype(np.float32)
     found = jax.jit(reducers.all_reduce().array)(rows)
-    np.testing.assert_array_equal(found, np.tile(total, (num_workers, 1)))
-
-
-@pytest.mark.parametrize("num_workers", [1, 2, 4, 64])
-def test_short_rows_are_added_up_as_xla_does_to_the_bit(num_workers):
-    rows = np.random.default_rng(0).normal(size=(num_workers, 300)).astype(np.float32)
-    found = np.asarray(jax.jit(reducers.all_reduce().array)(rows))
-    total = jax.jit(lambda rows: rows.sum(axis=0, keepdims=True))(rows)
-    np.testing.assert_array_equal(found, np.tile(total, (num_workers, 1)))
+    np.testing.assert_array_equal(found, np.tile(added(rows), (num_workers, 1)))

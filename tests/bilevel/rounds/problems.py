@@ -79,13 +79,12 @@ def without_rows(problem=PROBLEM):
 
 
 LOWER = bilevel.descent(optax.sgd(0.05, momentum=0.5))
+NEUMANN = bilevel.neumann(3, 0.05)
 KINDS = {
     "value_gap": lambda: bilevel.value_gap(LOWER, 3, multiplier=4.0),
     "central": lambda: bilevel.value_gap(LOWER, 2, central=True),
     "cg": lambda: bilevel.implicit(LOWER, 2, solve=bilevel.cg(3, 0.1)),
-    "finite_differences": lambda: bilevel.implicit(
-        LOWER, 2, solve=bilevel.neumann(3, 0.05), cross="fd"
-    ),
+    "finite_differences": lambda: bilevel.implicit(LOWER, 2, solve=NEUMANN, cross="fd"),
     "reverse": lambda: bilevel.unroll(LOWER, 3),
     "checkpointed": lambda: bilevel.unroll(LOWER, 5, checkpoint=True, start="cold"),
     "worst": lambda: bilevel.unroll(LOWER, 3, pick="worst", start="learned"),
@@ -111,19 +110,10 @@ def given(name, seed=1, problem=PROBLEM):
     return problem, Learned(x, y) if recipe.learns_start else x, y, estimator
 
 
-@functools.cache
-def hypergradient(problem, estimator):
-    """Jitted, of `(x, y, batches, state)`: one program for all calls."""
-    return jax.jit(
-        functools.partial(bilevel.hypergradient, problem, estimator),
-        compiler_options=walking.QUICKLY,
-    )
-
-
 def alone(problem, x, y, estimator, tx, batches, steps):
     """x and y after some outer steps on one device, and the last info."""
     x, state, opt = jax.tree.map(jnp.asarray, x), None, tx.init(x)
-    step = hypergradient(problem, estimator)
+    step = walking.compiled(problem, estimator)
     for each in batches if isinstance(batches, list) else [batches] * steps:
         found = step(x, y, each, state)
         updates, opt = tx.update(found.grad_x, opt, x)
@@ -131,16 +121,19 @@ def alone(problem, x, y, estimator, tx, batches, steps):
     return x, state.y, found.info
 
 
-def in_rounds(problem, x, y, estimator, tx, steps, *, sets=None, **fields):
+def run_of(problem, x, y, estimator, tx, *, sets=None, **fields):
+    """A `BilevelRun` of four workers."""
+    sets = dict(zip(("upper_source", "lower_source"), sets or sources(), strict=True))
+    options = {"microbatch_size": 2, "workers": 4, "loss_over": "microbatch", **sets, **fields}
+    return run_lib.BilevelRun(problem, x, y, estimator, tx, **options)
+
+
+def in_rounds(problem, x, y, estimator, tx, steps, **fields):
     """(x, y, info of the last step, its rounds) after some outer steps on workers.
 
     A round is (what was asked, the microbatches that were done, the report).
     """
-    of_upper, of_lower = sources() if sets is None else sets
-    options = {"microbatch_size": 2, "workers": 4, "loss_over": "microbatch", **fields}
-    with run_lib.BilevelRun(
-        problem, x, y, estimator, tx, upper_source=of_upper, lower_source=of_lower, **options
-    ) as run:
+    with run_of(problem, x, y, estimator, tx, **fields) as run:
         state = run.init()
         for _ in range(steps):
             state, step = run.step(state)
@@ -148,9 +141,8 @@ def in_rounds(problem, x, y, estimator, tx, steps, *, sets=None, **fields):
         return run.read(state.x), run.params(state)["y"], run.own_row(step.info), rounds
 
 
-def whole(sets=None):
-    of_upper, of_lower = sources() if sets is None else sets
-    return Batches(of_upper, of_lower)
+def whole():
+    return Batches(*sources())
 
 
 def moved(before, after):
@@ -158,9 +150,4 @@ def moved(before, after):
     return jax.tree.map(lambda a, b: np.asarray(b) - np.asarray(a), before, after)
 
 
-def distance(a, b):
-    """Greatest difference over the greatest number."""
-    pairs = list(zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
-    most = max(float(np.max(np.abs(np.asarray(leaf)))) for leaf, _ in pairs)
-    greatest = max(float(np.max(np.abs(np.asarray(p) - np.asarray(q)))) for p, q in pairs)
-    return greatest / most if most else greatest
+distance = walking.apart

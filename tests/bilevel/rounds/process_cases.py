@@ -16,13 +16,12 @@ import time
 
 import jax
 import numpy as np
-import optax
 
 import hetjax
 from hetjax.bilevel.rounds import stepping
 from hetjax.processes import join, membership, notices
 from hetjax.rounds import state as state_lib
-from tests.bilevel.rounds import problems
+from tests.bilevel.rounds import problems, test_fitting
 
 PATIENCE_SECS = 300
 LATE = {
@@ -54,8 +53,6 @@ def main(process_id, num_processes, coordinator, cases, out):
     notices.PERIOD_SECS = 1.0
     for name, case in json.loads(pathlib.Path(cases).read_text()).items():
         kind, steps = case.pop("kind"), case.pop("steps")
-        problem, x, y, estimator = problems.given(kind)
-        of_upper, of_lower = problems.sources()
         if (late := case.pop("late", None)) and place.process_id:
             come_late(late, pathlib.Path(out) / "said-0")
         last, at = case.pop("last_step", None), case.pop("signal_at", None)
@@ -65,23 +62,8 @@ def main(process_id, num_processes, coordinator, cases, out):
                 signal.raise_signal(signal.SIGTERM)
             return line.step == last and place.process_id == 1
 
-        result = hetjax.fit_bilevel(
-            problem,
-            x,
-            y,
-            estimator,
-            optax.sgd(0.2, momentum=0.5),
-            upper_source=of_upper,
-            lower_source=of_lower,
-            outer_steps=steps,
-            eval_source=of_upper,
-            callbacks=[callback],
-            progress=False,
-            loss_over="microbatch",
-            raise_on_interrupt=False,
-            microbatch_size=2,
-            **case,
-        )
+        fields = {"eval_source": problems.sources()[0], "callbacks": [callback], "local": "stepped"}
+        result = test_fitting.fit(kind, steps, **{**fields, **case})
         if not place.process_id:
             leaves = jax.tree.leaves(result.params)
             np.savez(pathlib.Path(out) / f"{name}.npz", *map(np.asarray, leaves))

@@ -17,23 +17,14 @@ SPEEDS = {"num_workers": 4, "secs_per_microbatch": (1.0, 2.0, 4.0, 8.0), "clock"
 
 
 TX = optax.sgd(0.2, momentum=0.5)
+QUIET = {"progress": False, "loss_over": "microbatch", "raise_on_interrupt": False}
 
 
 def fit(name="value_gap", steps=4, *, problem=None, estimator=None, tx=TX, **fields):
     made, x, y, made_estimator = problems.given(name)
-    of_upper, of_lower = problems.sources()
-    options = {
-        "upper_source": of_upper,
-        "lower_source": of_lower,
-        "outer_steps": steps,
-        "microbatch_size": 2,
-        "local": "virtual",
-        "cluster": SPEEDS,
-        "progress": False,
-        "loss_over": "microbatch",
-        "raise_on_interrupt": False,
-        **fields,
-    }
+    options = dict(zip(("upper_source", "lower_source"), problems.sources(), strict=True))
+    options |= {"outer_steps": steps, "microbatch_size": 2, "local": "virtual", "cluster": SPEEDS}
+    options |= QUIET | fields
     return hetjax.fit_bilevel(
         problem or made, options.pop("x", x), y, estimator or made_estimator, tx, **options
     )
@@ -69,7 +60,7 @@ def test_each_example_once_a_pass_and_as_often_as_its_batch_is_held(float64, gat
 @pytest.mark.slow
 def test_without_a_budget_every_private_shard_has_a_part():
     fields = {"data": {"sharing": "private"}, "microbatch_size": 16}
-    result = fit(steps=4, **fields)  # 42 and 30 examples are 3 and 2 microbatches, of 4 workers
+    result = fit(steps=2, **fields)  # 42 and 30 examples are 3 and 2 microbatches, of 4 workers
     for level in ("upper", "lower"):
         assert result.config[level]["budget"] >= 4
         assert all(all(line["quotas"]) for line in result.rounds if line["level"] == level)
@@ -113,14 +104,15 @@ def test_a_run_that_was_stopped_goes_on_bit_for_bit(tmp_path, name, fields):
     assert [report.step for report in seen] == [2, 3, 4]  # what was done is not done again
     assert [each["round"] for each in again.summary["resumed"]] == [2, 3]
     assert same(whole, again)
-    assert [line["upper_loss"] for line in again.history] == [
-        line["upper_loss"] for line in whole.history
-    ]
+    losses = [[line["upper_loss"] for line in run.history] for run in (whole, again)]
+    assert losses[0] == losses[1]
     assert again.summary["levels"] == whole.summary["levels"]
-    lines = (tmp_path / "lower_rounds.jsonl").read_text().splitlines()
-    assert [json.loads(line)["quotas"] for line in lines] == [
-        line["quotas"] for line in whole.rounds if line["level"] == "lower"
-    ]
+    lines = [line["quotas"] for line in whole.rounds if line["level"] == "lower"]
+    assert [line["quotas"] for line in json_lines(tmp_path / "lower_rounds.jsonl")] == lines
+
+
+def json_lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def interrupt(report):
@@ -135,26 +127,17 @@ def test_the_files_of_a_workdir(tmp_path):
     def metrics(y, batch):
         return {"error": (batch["inputs"] @ y["slope"] - batch["targets"]) ** 2}
 
-    seen = []
-    result = fit(
-        steps=4,
-        workdir=tmp_path,
-        eval_source=of_upper,
-        metrics_fn=metrics,
-        eval_every=2,
-        callbacks=[lambda report: seen.append((report.step, np.shape(report.y()["slope"])))],
-    )
+    def callback(report):
+        seen.append((report.step, np.shape(report.y()["slope"])))
+
+    seen, judged = [], {"eval_source": of_upper, "metrics_fn": metrics, "eval_every": 2}
+    result = fit(steps=4, workdir=tmp_path, callbacks=[callback], **judged)
     assert seen == [(step, (3,)) for step in range(4)]
-    assert {path.name for path in tmp_path.iterdir()} >= {
-        "config.json",
-        "metrics.jsonl",
-        "upper_rounds.jsonl",
-        "lower_rounds.jsonl",
-        "summary.json",
-        "report.html",
-        "checkpoints",
-    }
-    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    kept = (
+        "config.json metrics.jsonl upper_rounds.jsonl lower_rounds.jsonl summary.json report.html"
+    )
+    assert {path.name for path in tmp_path.iterdir()} >= {*kept.split(), "checkpoints"}
+    lines = json_lines(tmp_path / "metrics.jsonl")
     assert [line["step"] for line in lines] == [0, 1, 2, 3]
     assert ["eval" in line for line in lines] == [False, True, False, True]
     assert sum(line["rounds"] for line in lines) == len(result.rounds)
@@ -217,9 +200,8 @@ def test_something_else_is_not_gone_on_with(tmp_path):
 
 def test_bytes_are_those_of_the_sums():
     result = fit("value_gap", steps=1, reducer="all_reduce")
-    sizes = {
-        line["request"]: line["bytes_sent"] for line in result.rounds if line["level"] == "lower"
-    }
+    of_lower = [line for line in result.rounds if line["level"] == "lower"]
+    sizes = {line["request"]: line["bytes_sent"] for line in of_lower}
     copies = 2 * (4 - 1)  # a sum round a ring: 2 (n - 1) / n of a vector, by each of n
     assert sizes["gradient in y"] == copies * 4 * (4 + 1)  # y has 4 numbers, and there is a loss
     assert sizes["gradient in x"] == copies * 4 * (1 + 1)  # of x the ridge alone

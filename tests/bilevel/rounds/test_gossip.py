@@ -9,7 +9,6 @@ import optax
 import pytest
 
 from hetjax import bilevel, quota, topology
-from hetjax.bilevel.rounds import run as run_lib
 from tests.bilevel.rounds import problems
 
 RATE, OUTER_RATE, LAM, STEPS = 0.05, 0.2, 4.0, 2
@@ -43,8 +42,7 @@ def reference(x, y, rounds, matrix, before_update, outer_steps, num_workers, pro
     A worker descends `(sum w l - L sum w) / divisor`, L the mean loss that divides it. A quarter of
     all examples is nominal.
     """
-    of_upper, of_lower = problems.sources()
-    data = {"upper": of_upper, "lower": of_lower}
+    data = dict(zip(("upper", "lower"), problems.sources(), strict=True))
     requests = iter(rounds)
 
     def own_sums(level, wrt, xs, ys):
@@ -55,9 +53,9 @@ def reference(x, y, rounds, matrix, before_update, outer_steps, num_workers, pro
         rows = [done.microbatches(worker).reshape(-1) for worker in range(num_workers)]
         num = len(data[level]["targets"])
         times = [np.bincount(ids[ids >= 0], minlength=num).astype(float) for ids in rows]
-        each = [sums(loss)(*of, data[level], t) for *of, t in zip(xs, ys, times, strict=True)]
+        own = [sums(loss)(*of, data[level], t) for *of, t in zip(xs, ys, times, strict=True)]
         counts = np.sum(times, axis=1)
-        tops, bottoms = map(np.array, zip(*each, strict=True))
+        tops, bottoms = map(np.array, zip(*own, strict=True))
         scales = {"shard": 1 / counts, "example": np.ones(num_workers), "shard_mean": 1 / bottoms}
         scale = scales[weighting]
         mean_weight = np.sum(scale * bottoms) / np.sum(scale * counts)
@@ -74,29 +72,20 @@ def reference(x, y, rounds, matrix, before_update, outer_steps, num_workers, pro
             for x, y, *others in given
         ]
 
-    def mixed(before, moved):
-        def mix(trees):
-            return [
-                jax.tree.map(
-                    lambda *leaves, w=w: sum(a * b for a, b in zip(matrix[w], leaves, strict=True)),
-                    *trees,
-                )
-                for w in range(num_workers)
-            ]
+    def each(function, *lists):
+        return [jax.tree.map(function, *trees) for trees in zip(*lists, strict=True)]
 
-        if not before_update:
-            return mix(moved)
-        return [
-            jax.tree.map(lambda m, b, a: m + (a - b), m, b, a)
-            for m, b, a in zip(mix(before), before, moved, strict=True)
-        ]
+    def mix(trees):
+        def of(row):
+            return lambda *leaves: sum(a * b for a, b in zip(row, leaves, strict=True))
+
+        return [jax.tree.map(of(row), *trees) for row in matrix]
 
     def stepped(values, gradients, rate):
-        moved = [
-            jax.tree.map(lambda v, g: v - rate * g, v, g)
-            for v, g in zip(values, gradients, strict=True)
-        ]
-        return mixed(values, moved)
+        moved = each(lambda v, g: v - rate * g, values, gradients)
+        if not before_update:
+            return mix(moved)
+        return each(lambda m, b, a: m + (a - b), mix(values), values, moved)
 
     xs, ys = [x] * num_workers, [y] * num_workers
     zs = ys
@@ -106,21 +95,10 @@ def reference(x, y, rounds, matrix, before_update, outer_steps, num_workers, pro
         for _ in range(STEPS):
             of_f = own_sums("upper", "y", xs, ys)
             of_g = own_sums("lower", "y", xs, ys)
-            both = [
-                jax.tree.map(lambda u, low: (u + LAM * low) / LAM, u, low)
-                for u, low in zip(of_f, of_g, strict=True)
-            ]
-            ys = stepped(ys, both, RATE)
-        parts = (
-            own_sums("upper", "x", xs, ys),
-            own_sums("lower", "x", xs, ys),
-            own_sums("lower", "x", xs, zs),
-        )
-        grads = [
-            jax.tree.map(lambda u, a, b: u + LAM * (a - b), *each)
-            for each in zip(*parts, strict=True)
-        ]
-        xs = stepped(xs, grads, OUTER_RATE)
+            ys = stepped(ys, each(lambda u, low: (u + LAM * low) / LAM, of_f, of_g), RATE)
+        of_y = (own_sums(level, "x", xs, ys) for level in ("upper", "lower"))
+        parts = (*of_y, own_sums("lower", "x", xs, zs))
+        xs = stepped(xs, each(lambda u, a, b: u + LAM * (a - b), *parts), OUTER_RATE)
     return xs, ys
 
 
@@ -141,24 +119,9 @@ def test_replicas_are_those_of_the_reference(float64, name, local, weights, weig
     make = {"d_psgd": topology.d_psgd, "matcha": topology.matcha}[name]
     reducer = make(graph="complete") if name == "d_psgd" else make(graph="ring", budget=1.0)
     estimator = bilevel.value_gap(bilevel.descent(optax.sgd(RATE)), STEPS, multiplier=LAM)
-    of_upper, of_lower = problems.sources()
-    asked = []
-    with run_lib.BilevelRun(
-        problem,
-        x,
-        y,
-        estimator,
-        optax.sgd(OUTER_RATE),
-        upper_source=of_upper,
-        lower_source=of_lower,
-        workers=4,
-        local=local,
-        microbatch_size=2,
-        quota=quota.static(proportions=(3.0, 1.0, 2.0, 2.0)),
-        reducer=reducer,
-        data={"weighting": weighting},
-        loss_over="microbatch",
-    ) as run:
+    fields = {"local": local, "reducer": reducer, "data": {"weighting": weighting}}
+    fields["quota"], asked = quota.static(proportions=(3.0, 1.0, 2.0, 2.0)), []
+    with problems.run_of(problem, x, y, estimator, optax.sgd(OUTER_RATE), **fields) as run:
         state = run.init()
         for _ in range(2):
             state, step = run.step(state)
@@ -179,21 +142,7 @@ def test_replicas_are_those_of_the_reference(float64, name, local, weights, weig
 def test_rows_of_examples_stay_alike_with_gossip(float64):
     outer = optax.chain(optax.clip_by_global_norm(0.01), optax.sgd(9.0))
     problem, x, y, estimator = problems.given("value_gap")
-    of_upper, of_lower = problems.sources()
-    with run_lib.BilevelRun(
-        problem,
-        x,
-        y,
-        estimator,
-        outer,
-        upper_source=of_upper,
-        lower_source=of_lower,
-        workers=4,
-        local="fused",
-        microbatch_size=2,
-        reducer="d_psgd",
-        loss_over="microbatch",
-    ) as run:
+    with problems.run_of(problem, x, y, estimator, outer, local="fused", reducer="d_psgd") as run:
         state, _ = run.step(run.init())
         rows = np.asarray(state.x["weight"].values)
         assert np.array_equal(rows, np.broadcast_to(rows[:1], rows.shape))
@@ -205,23 +154,11 @@ def test_a_worker_that_does_nothing_stays_where_it_is(float64):
     x, y = problems.start()
     x = {"ridge": x["ridge"]}
     lower = bilevel.descent(optax.sgd(RATE, momentum=0.9))
-    of_upper, of_lower = problems.sources()
+    estimator, tx = bilevel.value_gap(lower, 1, multiplier=LAM), optax.sgd(OUTER_RATE, momentum=0.9)
     gone = [{"round": 0, "worker": 0, "present": False}]
-    with run_lib.BilevelRun(
-        problems.without_rows(),
-        x,
-        y,
-        bilevel.value_gap(lower, 1, multiplier=LAM),
-        optax.sgd(OUTER_RATE, momentum=0.9),
-        upper_source=of_upper,
-        lower_source=of_lower,
-        cluster={"num_workers": 3, "changes": gone},
-        quota="equal",
-        local="virtual",
-        microbatch_size=2,
-        reducer="d_psgd",  # it mixes before the step, and all begin alike
-        loss_over="microbatch",
-    ) as run:
+    fields = {"cluster": {"num_workers": 3, "changes": gone}, "workers": None, "quota": "equal"}
+    fields |= {"local": "virtual", "reducer": "d_psgd"}  # mixes before the step; all begin alike
+    with problems.run_of(problems.without_rows(), x, y, estimator, tx, **fields) as run:
         state, step = run.step(run.init())
         info = run.own_row(step.info)
         moments = jax.device_get((state.opt, state.kept.opt))
@@ -235,6 +172,6 @@ def test_a_worker_that_does_nothing_stays_where_it_is(float64):
     losses = []
     for worker in (1, 2):
         of_worker = {name: leaf[worker] for name, leaf in rows["y"].items()}
-        found, weights = problems.without_rows().upper(x, of_worker, of_upper)
+        found, weights = problems.without_rows().upper(x, of_worker, problems.sources()[0])
         losses.append(np.average(found, weights=weights))
     assert min(losses) * 0.9 < info["upper_loss"] < max(losses) * 1.1

@@ -9,22 +9,12 @@ import pytest
 import hetjax
 from hetjax import bilevel
 from hetjax.bilevel import Learned, PerExample
-from tests.bilevel.rounds import problems
+from tests.bilevel.rounds import problems, test_fitting
 
 
-def fit(*, problem=None, x=None, y=None, estimator=None, tx=None, **fields):
-    of_upper, of_lower = problems.sources()
-    start_x, start_y = problems.start()
-    options = {"microbatch_size": 2, "workers": 2, "local": "virtual", "progress": False}
-    options |= {"upper_source": of_upper, "lower_source": of_lower, "outer_steps": 1}
-    return hetjax.fit_bilevel(
-        problem or problems.PROBLEM,
-        start_x if x is None else x,
-        start_y if y is None else y,
-        estimator or problems.KINDS["value_gap"](),
-        tx or optax.sgd(0.1),
-        **{**options, **fields},
-    )
+def fit(**fields):
+    own = {"steps": 1, "cluster": {"num_workers": 2}, "loss_over": "auto"}
+    return test_fitting.fit(**{**own, **fields})
 
 
 def whole_loss(x, y, batch):
@@ -44,77 +34,54 @@ def residual(x, y, batch):
     return (batch["inputs"] @ y["slope"] - batch["targets"]) ** 2
 
 
-UPPER_ROWS = {"weight": PerExample(np.ones(problems.NUM_UPPER), "upper")}
+def upper_is(loss):
+    return {"problem": bilevel.Bilevel(loss, problems.lower)}
+
+
 ROWS = {"weight": PerExample(np.ones(7)), "ridge": np.ones(1)}
-OTHER_LEVEL = {"weight": PerExample(np.ones(42), "middle"), "ridge": np.ones(1)}
-WRONG = {
-    "not a problem": ({"problem": whole_loss}, "fit_bilevel: problem is a function"),
-    "a mean": (
-        {"problem": bilevel.Bilevel(whole_loss, problems.lower)},
-        r"upper level: loss_fn returned losses float32\[\]",
-    ),
-    "a missing field": (
-        {"upper_source": {"inputs": np.ones((4, 3)), "weights": np.ones(4)}},
-        "upper level: loss_fn asks for 'targets'",
-    ),
-    "unequal lengths": (
-        {"lower_source": {"inputs": np.ones((4, 3)), "targets": np.ones(5)}},
-        "lower source: the arrays of a source must have equal lengths",
-    ),
-    "rows of another number": ({"x": ROWS}, r"x\['weight'\] is PerExample of 'lower' with rows"),
-    "rows of no level": ({"x": OTHER_LEVEL}, "is PerExample of 'middle'"),
-    "rows forward": ({"estimator": problems.FORWARD()}, "fit_bilevel: mode='forward' has"),
-    "rows with inner products": (
-        {"estimator": bilevel.value_gap(problems.LOWER, 2, multiplier=bilevel.dynamic(0.5))},
-        "x has PerExample leaves, and a dynamic",
-    ),
-    "upper without y": (
-        {"problem": bilevel.Bilevel(without_y, problems.lower)},
-        "fit_bilevel: the upper loss does not depend on y",
-    ),
-    "unroll gossips": (
-        {"estimator": problems.KINDS["reverse"](), "reducer": "d_psgd"},
-        "fit_bilevel: reducer: this estimator cannot gossip",
-    ),
-    "a gate that never closes": ({"gate": "first"}, "fit_bilevel: gate: none closes"),
-    "a shard without a part": (
-        {"upper": {"budget": 1}, "data": {"sharing": "private"}},
-        "upper level: budget: got 1, must be at least 2",
-    ),
-    "parts of processes": (
-        {"upper": {"data": {"sharing": "process_local"}}},
-        "upper level: data.sharing: got 'process_local'; a level takes 'shared' or 'private'",
-    ),
-    "a field of no level": ({"lower": {"epochs": 3}}, "fit_bilevel: lower: got 'epochs'"),
-    "a field of fit": ({"epochs": 3}, "fit_bilevel: epochs: "),
-    "skip": ({"nonfinite": "skip"}, "fit_bilevel: nonfinite: "),
-    "no size": ({"microbatch_size": 0}, "microbatch_size: got 0"),
-    "no steps": ({"outer_steps": 0}, "fit_bilevel: outer_steps: got 0"),
-    "a start that nobody learns": ({"x": Learned(*problems.start())}, "x is Learned, and"),
-    "steps by the sign alone": (
-        {"estimator": bilevel.unroll(bilevel.descent(optax.sign_sgd(0.1)), 2)},
-        "fit_bilevel: the lower step has the derivative 0",
-    ),
-    "metrics": (
-        {"problem": bilevel.Bilevel(with_metrics, problems.lower)},
-        "upper level: the loss returns metrics",
-    ),
-    "rows of other examples": (
-        {
-            "x": UPPER_ROWS,
-            "problem": bilevel.Bilevel(
-                lambda x, *given: x["weight"] * residual(x, *given), residual
-            ),
-            "eval_source": problems.sources()[0],
-        },
-        "fit_bilevel: x has PerExample leaves of the upper level",
-    ),
+NO_LEVEL = {"weight": PerExample(np.ones(42), "middle"), "ridge": np.ones(1)}
+INPUTS = {"inputs": np.ones((4, 3))}
+DYNAMIC = bilevel.value_gap(problems.LOWER, 2, multiplier=bilevel.dynamic(0.5))
+REVERSE = problems.KINDS["reverse"]()
+SIGNS = bilevel.unroll(bilevel.descent(optax.sign_sgd(0.1)), 2)
+ALONE = {"upper": {"budget": 1}, "data": {"sharing": "private"}}
+PROCESS_LOCAL = {"data": {"sharing": "process_local"}}
+OTHERS = {  # rows of other examples than those of the evaluation
+    "x": {"weight": PerExample(np.ones(problems.NUM_UPPER), "upper")},
+    "problem": bilevel.Bilevel(lambda x, *given: x["weight"] * residual(x, *given), residual),
+    "eval_source": problems.sources()[0],
 }
+UPPER, LEVELS = "upper level: ", "a level takes 'shared' or 'private'"
 
 
-@pytest.mark.parametrize("name", WRONG)
-def test_it_is_said_before_anything_is_computed(name):
-    fields, message = WRONG[name]
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"problem": whole_loss}, "fit_bilevel: problem is a function"),
+        (upper_is(whole_loss), rf"{UPPER}loss_fn returned losses float32\[\]"),
+        (upper_is(without_y), "fit_bilevel: the upper loss does not depend on y"),
+        (upper_is(with_metrics), f"{UPPER}the loss returns metrics"),
+        ({"upper_source": INPUTS | {"weights": np.ones(4)}}, f"{UPPER}loss_fn asks for 'targets'"),
+        ({"lower_source": INPUTS | {"targets": np.ones(5)}}, "lower source: the arrays of a sou"),
+        ({"x": ROWS}, r"x\['weight'\] is PerExample of 'lower' with rows"),
+        ({"x": NO_LEVEL}, "is PerExample of 'middle'"),
+        ({"x": Learned(*problems.start())}, "x is Learned, and"),
+        (OTHERS, "fit_bilevel: x has PerExample leaves of the upper level"),
+        ({"estimator": problems.FORWARD()}, "fit_bilevel: mode='forward' has"),
+        ({"estimator": DYNAMIC}, "x has PerExample leaves, and a dynamic"),
+        ({"estimator": SIGNS}, "fit_bilevel: the lower step has the derivative 0"),
+        ({"estimator": REVERSE, "reducer": "d_psgd"}, "reducer: this estimator cannot gossip"),
+        ({"gate": "first"}, "fit_bilevel: gate: none closes"),
+        (ALONE, f"{UPPER}budget: got 1, must be at least 2"),
+        ({"upper": PROCESS_LOCAL}, f"{UPPER}data.sharing: got 'process_local'; {LEVELS}"),
+        ({"lower": {"epochs": 3}}, "fit_bilevel: lower: got 'epochs'"),
+        ({"epochs": 3}, "fit_bilevel: epochs: "),
+        ({"nonfinite": "skip"}, "fit_bilevel: nonfinite: "),
+        ({"microbatch_size": 0}, "microbatch_size: got 0"),
+        ({"outer_steps": 0}, "fit_bilevel: outer_steps: got 0"),
+    ],
+)
+def test_it_is_said_before_anything_is_computed(fields, message):
     with pytest.raises(ValueError, match=message):
         fit(**fields)
 
@@ -139,11 +106,8 @@ def test_weights_that_add_up_to_nothing_end_the_run_with_their_sum(level, sign):
 
 def test_learned_starts_have_rows_too():
     x, y = problems.start()
-    result = fit(
-        x=Learned(x, y),
-        estimator=problems.KINDS["worst"](),
-        eval_source=problems.sources()[0],
-    )
+    estimator = problems.KINDS["worst"]()
+    result = fit(x=Learned(x, y), estimator=estimator, eval_source=problems.sources()[0])
     assert result.x.x["weight"].shape == (problems.NUM_LOWER,)
     assert np.isfinite(result.summary["test_loss"])
 
@@ -156,17 +120,16 @@ def test_optimisers_are_given_the_loss_and_the_steps():
         return 0.1
 
     tx = optax.chain(optax.polyak_sgd(), hetjax.scale_by_progress(told))
-    result = fit(tx=tx, outer_steps=3)
+    result = fit(tx=tx, steps=3)
     jax.effects_barrier()
     assert set(progress) == {0.0, 1.0, 2.0}
     assert np.isfinite(result.x["ridge"]).all()
 
 
 def test_steps_that_cross_a_barrier_are_told(capsys):
-    estimator = bilevel.value_gap(
-        bilevel.descent(optax.sgd(0.2)), 6, multiplier=bilevel.barrier(1e-4, 0.002)
-    )
-    result = fit(estimator=estimator, outer_steps=2)
+    barrier = bilevel.barrier(1e-4, 0.002)
+    estimator = bilevel.value_gap(bilevel.descent(optax.sgd(0.2)), 6, multiplier=barrier)
+    result = fit(estimator=estimator, steps=2)
     crossed = sum(line["crossed"] for line in result.history)
     assert result.summary["steps_crossed"] == crossed > 0
     assert f"{crossed:.0f} steps of y crossed the barrier" in capsys.readouterr().err

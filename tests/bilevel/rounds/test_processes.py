@@ -42,14 +42,11 @@ def train_gang(directory):
     path.write_text(json.dumps(cases))
     told = gangs.run("tests.bilevel.rounds.process_cases", 2, directory, str(path), str(directory))
     assert [code for code, _ in told] == [0, 0], "\n".join(said for _, said in told)
-    results = {
-        name: (
-            list(np.load(directory / f"{name}.npz").values()),
-            json.loads((directory / f"{name}.json").read_text()),
-        )
-        for name in cases
-    }
-    return {**results, "said": told[0][1]}
+    results = {"said": told[0][1]}
+    for name in cases:
+        leaves = list(np.load(directory / f"{name}.npz").values())
+        results[name] = leaves, json.loads((directory / f"{name}.json").read_text())
+    return results
 
 
 @pytest.mark.parametrize("name", ["value_gap", "cg", "reverse"])
