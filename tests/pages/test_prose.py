@@ -11,5 +11,7 @@ def test_all_pages_have_40_000_words_and_short_sentences():
 
 
 def test_sentences_are_counted_without_code_tables_and_targets_of_links():
-    text = "# No\n\nOne [two](a b). Three `x y`: four\nfive.\n\n| a | b |\n\n```python\nno\n```\n- six\n"
+    text = (
+        "# No\n\nOne [two](a b). Three `x y`: four\nfive.\n\n| a |\n\n```python\nno\n```\n- six\n"
+    )
     assert prose.of_text(text).sentences == [2, 4, 1]
