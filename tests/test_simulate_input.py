@@ -66,11 +66,10 @@ def test_a_wrong_link_is_refused():
 def run_program(cwd, *flags):
     code = (
         "import sys\n"
-        "from absl import app\n"
-        "from experiments import simulate\n"
+        "from experiments import command_line, simulate\n"
         f"sys.argv = ['simulate', *{flags!r}]\n"
         "try:\n"
-        "    app.run(simulate.main)\n"
+        "    command_line.run(simulate.main)\n"
         "finally:\n"
         "    print('jax' in sys.modules, file=sys.stderr)\n"
     )

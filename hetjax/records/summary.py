@@ -212,8 +212,10 @@ class TrainingSummary(Summary):
         exchanges = [x for line in timed if (x := line.times.exchange_secs) is not None]
         sent = [line.counts.bytes_sent for line in lines]
         without = sum(line.update.weight_sum is not None for line in lines)
-        present = [line.workers.present for line in lines] or [[False]]
-        taken = np.trim_zeros(np.any(present, axis=0), "b")
+        num_workers = len(self._setup.where.devices)
+        there = {tuple(line.workers.present) for line in lines}  # of W workers, or before a resume
+        seats = [np.flatnonzero(of_all) for of_all in there if len(of_all) == num_workers]
+        num_taken = int(max((seat.max() for seat in seats if seat.size), default=-1)) + 1
         dropped = self._setup.stream.dropped(stream)
         out: dict[str, Any] = {
             "train_loss": None if sums[1] <= 0 else float(sums[0] / sums[1]),
@@ -238,8 +240,8 @@ class TrainingSummary(Summary):
             "waiting_fraction": float(waiting / longest.sum()) if len(timed) else None,
             "overrun_fraction": sum(line.counts.overruns for line in lines) / max(microbatches, 1),
             **self._of_run(first="first_round", interrupted=interrupted),
-            "num_workers": len(taken) or len(self._setup.where.devices),
-            "quotas": timed[-1].quotas[: len(taken)] if timed else [],
+            "num_workers": num_taken or num_workers,
+            "quotas": timed[-1].quotas[:num_taken] if timed else [],
             **({"notes": self._setup.notes} if self._setup.notes else {}),
         }
         mixing, gate = self._setup.methods.reducer.mixing, self._setup.methods.gate

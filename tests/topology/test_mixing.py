@@ -56,7 +56,7 @@ def test_mixing_matrices_are_doubly_stochastic(name, num_workers):
     + [("one_peer_exponential", n) for n in (1, 2, 4, 16, 64)],
 )
 def test_the_complete_graph_and_a_period_of_one_peer_exponential_average_exactly(name, num_workers):
-    matrices = mixing.mixing_matrices(graphs.make_graph(name, num_workers))
+    matrices = mixing.mixing_matrices(named.make_graph(name, num_workers))
     assert len(matrices) == 1 or name != "complete"
     product = functools.reduce(np.matmul, reversed(matrices))
     np.testing.assert_allclose(product, 1 / num_workers, atol=1e-15 * (name == "complete"), rtol=0)
