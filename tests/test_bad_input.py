@@ -18,11 +18,8 @@ ROOT = pathlib.Path(__file__).parents[1]
 TRAIN = [sys.executable, "-m", "experiments.train", "--config=configs/digits.py"]
 LAUNCH = [sys.executable, "-m", "hetjax.launch"]
 TWO_WORKERS = [
-    "--config.epochs=2",
-    "--config.data.num_train=64",
-    "--config.model.name=logistic",
-    "--config.cluster.num_workers=2",
-    "--config.cluster.secs_per_microbatch=0.001,0.002",
+    *("--config.epochs=2", "--config.data.num_train=64", "--config.model.name=logistic"),
+    *("--config.cluster.num_workers=2", "--config.cluster.secs_per_microbatch=0.001,0.002"),
     "--config.checkpoint.every_rounds=1",
 ]
 LONG = ["--config.budget=1", "--config.epochs=1000", "--config.eval_every=1000"]
@@ -30,14 +27,9 @@ LONG = ["--config.budget=1", "--config.epochs=1000", "--config.eval_every=1000"]
 
 @contextlib.contextmanager
 def started(*command, **environment):
-    process = subprocess.Popen(
-        command,
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"JAX_PLATFORMS": "cpu"} | environment,
-    )
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    environment = os.environ | {"JAX_PLATFORMS": "cpu"} | environment
+    process = subprocess.Popen(command, cwd=ROOT, env=environment, **pipes)
     try:
         yield process
     finally:

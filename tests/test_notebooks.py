@@ -12,7 +12,6 @@ from experiments.drills import notebooks
 
 NAMES = notebooks.names()
 SHORTEST = "simulator"
-README = notebooks.NOTEBOOKS / "README.md"
 SHARED = {"hetjax", "jax", "matplotlib", "numpy", "optax", "flax", "scipy", "IPython"}
 
 

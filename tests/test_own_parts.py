@@ -1,7 +1,6 @@
 """The user's own parts in runs: given, written down, gone on with, and refused."""
 
 import json
-import pathlib
 
 import numpy as np
 import pytest
@@ -12,8 +11,6 @@ from hetjax.cluster import emulate
 from hetjax.zoo import config
 from tests.own_parts import OWN, gate, order, reducer
 from tests.rounds import problems
-
-ROOT = pathlib.Path(__file__).parent.parent
 
 # --- The user's own, in runs ---
 

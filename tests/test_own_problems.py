@@ -1,14 +1,13 @@
-"""The user's own estimator, local rule and data set: as they stand in `tests/own_parts`."""
+"""The user's own estimator and data set: as they stand in `tests/own_parts`."""
 
-import jax
 import numpy as np
 import optax
 
 import hetjax
 from hetjax import bilevel
 from tests.bilevel import problems as bilevel_problems
-from tests.own_parts import estimator, hessian_product, local_sgd, source
-from tests.rounds import problems
+from tests.bilevel.rounds import problems as rounds_problems
+from tests.own_parts import estimator, source
 
 RATE = 0.1
 
@@ -26,23 +25,8 @@ def test_own_estimator_is_the_scaled_solver(float64):
 
 
 def test_own_estimator_solves_a_problem_in_rounds():
-    rng = np.random.default_rng(0)
-    inputs = rng.normal(size=(96, 3)).astype(np.float32)
-    targets = inputs @ np.ones(3, np.float32) + rng.normal(size=96).astype(np.float32)
-    data = {"inputs": inputs, "targets": targets}
-
-    def upper(x, y, batch):
-        return (batch["inputs"] @ y - batch["targets"]) ** 2
-
-    def lower(x, y, batch):
-        return upper(x, y, batch) + jax.numpy.exp(x) * jax.numpy.sum(y**2)
-
-    x, y = np.float32(1.0), np.zeros(3, np.float32)
-    given = (bilevel.Bilevel(upper, lower), x, y, estimator.one_product(20, RATE), optax.sgd(0.5))
-    sources = {
-        f"{level}_source": {name: value[part] for name, value in data.items()}
-        for level, part in (("upper", slice(32, None)), ("lower", slice(32)))
-    }
+    problem, x, y, sources = rounds_problems.ridge()
+    given = (problem, x, y, estimator.one_product(20, RATE), optax.sgd(0.5))
     result = hetjax.fit_bilevel(*given, **sources, outer_steps=20, workers=3, progress=False)
     losses = [line["upper_loss"] for line in result.history]
     assert losses[-1] < losses[0]
@@ -67,28 +51,3 @@ def test_own_data_set_reads_its_windows_and_moves_on_each_epoch(tmp_path):
     assert summary["examples_processed"] == 3 * 95
     assert (summary["examples_missing"], summary["examples_duplicated"]) == (0, 0)
     assert summary["train_loss"] < result.history[0]["loss"] / 5
-
-
-def test_own_local_rule_trains():
-    data, weights = problems.classification(61, np.float32), problems.initial_weights(np.float32)
-    rule = local_sgd.local_sgd(problems.softmax_loss, optax.sgd(0.1))
-    given = {"epochs": 4, "optimizer": optax.sgd(1.0), "rule": rule}
-    result = problems.fit(data, weights, cluster={"num_workers": 2}, local="virtual", **given)
-    assert result.summary["train_loss"] < result.history[0]["loss"]
-
-
-def test_own_rule_of_a_round_without_update_is_the_hessian_product(float64):
-    data, weights = problems.classification(64), problems.initial_weights()
-    vector = np.random.default_rng(1).normal(size=weights.shape)
-    rules = {"hessian": hessian_product.hessian_product(problems.softmax_loss)}
-    given = {"microbatch_size": 8, "budget": 8, "local": "virtual", "cluster": {"num_workers": 2}}
-    with hetjax.Run(
-        problems.softmax_loss, weights, optax.sgd(0.1), data, rules=rules, **given
-    ) as run:
-        _, report = run.round(run.init(), kind="hessian", given=vector)
-
-    def mean_loss(params):
-        return problems.softmax_loss(params, data, jax.random.key(0)).mean()
-
-    expected = jax.jvp(jax.grad(mean_loss), (jax.numpy.asarray(weights),), (vector,))[1]
-    np.testing.assert_allclose(report.mean[0], expected, rtol=1e-9)

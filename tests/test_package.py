@@ -6,7 +6,6 @@ import importlib.util
 import inspect
 import pathlib
 import re
-import subprocess
 import sys
 import tomllib
 
@@ -15,6 +14,7 @@ import pytest
 
 import hetjax
 from hetjax.inputs import arguments
+from tests.launcher import launches
 
 ROOT = pathlib.Path(__file__).parent.parent
 SOURCES = sorted((ROOT / "hetjax").rglob("*.py"))
@@ -63,11 +63,6 @@ def test_imports_point_downward(path):
         assert is_below, f"{'.'.join(parts)} imports {'.'.join(name)}"
 
 
-def run(code, *options):
-    command = [sys.executable, *options, "-c", code]
-    return subprocess.run(command, check=False, capture_output=True, text=True, cwd=ROOT)
-
-
 def test_a_checkout_that_is_not_installed_knows_its_version(monkeypatch):
     def version(name):
         raise importlib.metadata.PackageNotFoundError(name)
@@ -78,9 +73,8 @@ def test_a_checkout_that_is_not_installed_knows_its_version(monkeypatch):
 
 
 def modules_after(code):
-    done = run(
-        f"{code}\nimport sys\nprint(*(name for name, module in sys.modules.items() if module))"
-    )
+    loaded = "print(*(name for name, module in sys.modules.items() if module))"
+    done = launches.python(f"{code}\nimport sys\n{loaded}")
     assert done.returncode == 0, done.stderr
     return set(done.stdout.split())
 
@@ -136,7 +130,7 @@ assert result.params > 0, result
     ],
 )
 def test_a_missing_extra_is_asked_for(call, missing):
-    done = run(f"{NEEDED}\n{call}")
+    done = launches.python(f"{NEEDED}\n{call}")
     assert done.returncode == 1
     assert re.search(rf"this needs {missing}.*pip install 'hetjax\[experiments\]'", done.stderr)
 

@@ -1,16 +1,13 @@
 """What a caller of the simulator can get wrong, and its command line."""
 
-import os
 import re
-import subprocess
-import sys
 
 import pytest
 
 from hetjax import quota, simulate, topology
 from hetjax.cluster import emulate
 from hetjax.topology import gossip, graphs, links
-from tests.programs import ROOT
+from tests.launcher import launches
 
 MANY = emulate.EmulatedCluster((1.0,) * 5000)
 OF_FIVE = topology.gossiping(lambda facts: gossip.d_psgd(graphs.ring(5)), before_update=True)
@@ -63,31 +60,22 @@ def test_a_wrong_link_is_refused():
         links.LinkModel(-1.0, 1.0)
 
 
-def run_program(cwd, *flags):
-    code = (
-        "import sys\n"
-        "from experiments import command_line, simulate\n"
-        f"sys.argv = ['simulate', *{flags!r}]\n"
-        "try:\n"
-        "    command_line.run(simulate.main)\n"
-        "finally:\n"
-        "    print('jax' in sys.modules, file=sys.stderr)\n"
-    )
-    program, env = [sys.executable, "-c", code], os.environ | {"PYTHONPATH": str(ROOT)}
-    return subprocess.run(program, capture_output=True, text=True, cwd=cwd, env=env)
+PROGRAM = """
+import os, sys
+from experiments import command_line, simulate
+os.chdir(sys.argv.pop(1))
+try:
+    command_line.run(simulate.main)
+finally:
+    print('jax' in sys.modules, file=sys.stderr)
+"""
+FLAGS = ["--workers=4,80", "--rounds=5", "--policies=equal,adaptive", "--gates=none,first"]
 
 
 @pytest.mark.parametrize("picture", [(), ("--picture=new/simulated.png",)])
 def test_the_program_prints_a_table_and_draws_a_picture_if_asked_without_jax(picture, tmp_path):
-    done = run_program(
-        tmp_path,
-        "--workers=4,80",
-        "--rounds=5",
-        "--policies=equal,adaptive",
-        "--gates=none,first",
-        "--reducers=all_reduce,d_psgd",
-        *picture,
-    )
+    flags = [*FLAGS, "--reducers=all_reduce,d_psgd", *picture]
+    done = launches.python(PROGRAM, tmp_path, *flags)
     assert done.returncode == 0, done.stderr
     lines = [line for line in done.stdout.splitlines() if line.startswith("|")]
     assert len(lines) == 2 + 2 * 2 * 2 * 2
@@ -108,7 +96,7 @@ def test_the_program_prints_a_table_and_draws_a_picture_if_asked_without_jax(pic
     ],
 )
 def test_the_program_says_what_flags_would_work(flag, message, tmp_path):
-    done = run_program(tmp_path, *flag.split())
+    done = launches.python(PROGRAM, tmp_path, *flag.split())
     assert done.returncode != 0
     assert "Traceback" not in done.stderr
     assert re.search(message, done.stderr), done.stderr

@@ -136,9 +136,10 @@ class Launch:
         return code
 
 
-def python(program, **variables):
+def python(program, *arguments, **variables):
     """What a Python program did, with variables beside this process's own."""
-    command, environment = [sys.executable, "-c", program], {**os.environ, **variables}
+    command = [sys.executable, "-c", program, *map(str, arguments)]
+    environment = {**os.environ, **variables}
     options = {"env": environment, "cwd": ROOT, "capture_output": True, "text": True}
     return subprocess.run(command, timeout=600, check=False, **options)
 

@@ -5,7 +5,6 @@ import inspect
 import json
 import re
 
-import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -14,6 +13,7 @@ import hetjax
 from hetjax import bilevel, reported
 from hetjax.bilevel.rounds import outer_report
 from hetjax.records import summary
+from tests.bilevel.rounds import problems as levels
 from tests.pages.blocks import ROOT
 from tests.rounds import problems
 
@@ -52,44 +52,18 @@ def workdirs(tmp_path_factory):
     data, weights = problems.classification(61, np.float32), problems.initial_weights(np.float32)
     speeds = {"num_workers": 4, "secs_per_microbatch": (1.0, 2.0, 3.0, 4.0)}
     more = {"reducer": "d_psgd", "gate": {"trigger": "quorum", "quorum": 5}}
+    fields = {"epochs": 2, "cluster": speeds, "local": "virtual", "eval_source": data}
     for name, given in {"plain": {"ordering": "d_grab"}, "gossip": more}.items():
-        problems.fit(
-            data,
-            weights,
-            epochs=2,
-            cluster=speeds,
-            local="virtual",
-            workdir=made / name,
-            eval_source=data,
-            **given,
-        )
+        problems.fit(data, weights, workdir=made / name, **fields, **given)
     bilevel_run(made / "bilevel")
     return made
 
 
 def bilevel_run(workdir):
-    inputs = np.random.default_rng(0).normal(size=(96, 3)).astype(np.float32)
-    examples = {"inputs": inputs, "targets": inputs @ np.ones(3, np.float32)}
-
-    def upper(x, y, batch):
-        return (batch["inputs"] @ y - batch["targets"]) ** 2
-
-    def lower(x, y, batch):
-        return upper(x, y, batch) + jnp.exp(x) * jnp.sum(y**2)
-
-    hetjax.fit_bilevel(
-        bilevel.Bilevel(upper, lower),
-        np.float32(1.0),
-        np.zeros(3, np.float32),
-        bilevel.value_gap(bilevel.descent(optax.sgd(0.1)), 2, multiplier=1.0),
-        optax.sgd(0.5),
-        upper_source={name: value[:64] for name, value in examples.items()},
-        lower_source={name: value[64:] for name, value in examples.items()},
-        outer_steps=2,
-        workers=2,
-        workdir=workdir,
-        progress=False,
-    )
+    problem, x, y, sources = levels.ridge()
+    estimator = bilevel.value_gap(bilevel.descent(optax.sgd(0.1)), 2, multiplier=1.0)
+    fields = {"outer_steps": 2, "workers": 2, "workdir": workdir, "progress": False}
+    hetjax.fit_bilevel(problem, x, y, estimator, optax.sgd(0.5), **sources, **fields)
 
 
 def lines(path):

@@ -1,10 +1,9 @@
 """The page: one file that loads nothing, small, and no input breaks it."""
 
 import re
-import subprocess
-import sys
 
 from hetjax.report import canvas
+from tests.launcher import launches
 from tests.report import runs
 
 
@@ -104,7 +103,7 @@ assert "matplotlib.pyplot" not in sys.modules
 assert "jax" not in sys.modules
 assert not [name for name in sys.modules if name.startswith("hetjax.rounds")]
 """
-    subprocess.run([sys.executable, "-c", code], check=True)
+    launches.python(code).check_returncode()
 
 
 def test_evaluated_metrics_are_drawn_but_losses_and_accuracies(tmp_path):

@@ -1,11 +1,10 @@
 import functools
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 
 from hetjax.topology import graphs, named
+from tests.launcher import launches
 
 UNDIRECTED = [name for name, make in named.GRAPHS.items() if isinstance(make(4), graphs.Graph)]
 make = named.make_graph
@@ -102,4 +101,4 @@ def test_planning_a_topology_loads_no_jax():
         "t.matcha_schedule(t.decompose_matchings(graph.edges, 6), 6, 0.5)\n"
         "assert 'jax' not in sys.modules\n"
     )
-    subprocess.run([sys.executable, "-c", code], check=True)
+    launches.python(code).check_returncode()

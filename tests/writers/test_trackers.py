@@ -4,8 +4,6 @@ import importlib
 import importlib.util
 import json
 import pathlib
-import subprocess
-import sys
 import warnings
 
 import numpy as np
@@ -17,7 +15,6 @@ from tests.rounds import problems
 from tests.writers import readers
 
 PACKAGES = {"tensorboard": "tensorboardX", "wandb": "wandb", "mlflow": "mlflow", "csv": "csv"}
-ROOT = pathlib.Path(__file__).parents[2]
 DATA = problems.classification(64, np.float32)
 
 
@@ -139,7 +136,6 @@ def test_without_a_place_or_its_package_a_writer_is_refused_before_the_run(name,
 
 def test_trackers_are_not_imported_before_a_run_has_them():
     code = "import hetjax, sys; hetjax.writers.csv(); print(*sys.modules)"
-    command = [sys.executable, "-c", code]
-    loaded = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT).stdout
-    assert "hetjax.writers.mlflow_store" in loaded.split()
-    assert not {"tensorboardX", "wandb", "mlflow", "jax", "numpy"} & set(loaded.split())
+    loaded = launches.python(code).stdout.split()
+    assert "hetjax.writers.mlflow_store" in loaded
+    assert not {"tensorboardX", "wandb", "mlflow", "jax", "numpy"} & set(loaded)

@@ -1,8 +1,5 @@
 """Words as numbers: chunks of a stream, hashed words, features by singular values."""
 
-import os
-import subprocess
-import sys
 import zlib
 
 import hypothesis
@@ -11,6 +8,7 @@ import pytest
 from hypothesis import strategies
 
 from hetjax.zoo import text
+from tests.launcher import launches
 
 GOOD, BAD = "the film is good, a good good actor", "the film is bad, a bad plot and a bad end"
 SENTENCES = [line.split() for line in f"{GOOD}, {BAD}, plot and film, good end".split(", ")]
@@ -82,11 +80,9 @@ def test_features_are_the_same_in_every_process():
         f"found = text.SingularFeatures({SENTENCES}, 3)({SENTENCES}); "
         "print(np.round(found, 4).tolist())"
     )
-    command, found = [sys.executable, "-c", program], set()
-    for seed in "012":
-        environ = {**os.environ, "PYTHONHASHSEED": seed}
-        found.add(subprocess.check_output(command, env=environ))
-    assert len(found) == 1
+    found = [launches.python(program, PYTHONHASHSEED=seed) for seed in "012"]
+    assert [each.stdout for each in found] == [found[0].stdout] * 3
+    assert found[0].stdout
 
 
 def chunks(tokens):

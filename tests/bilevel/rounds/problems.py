@@ -110,6 +110,23 @@ def given(name, seed=1, problem=PROBLEM):
     return problem, Learned(x, y) if recipe.learns_start else x, y, estimator
 
 
+def ridge():
+    """(problem, x, y, sources by their names) of a ridge, whose logarithm is x."""
+    rng = np.random.default_rng(0)
+    inputs = rng.normal(size=(96, 3)).astype(np.float32)
+    targets = inputs @ np.ones(3, np.float32) + rng.normal(size=96).astype(np.float32)
+
+    def upper(x, y, batch):
+        return (batch["inputs"] @ y - batch["targets"]) ** 2
+
+    def lower(x, y, batch):
+        return upper(x, y, batch) + jnp.exp(x) * jnp.sum(y**2)
+
+    parts = {"upper_source": slice(32, None), "lower_source": slice(32)}
+    sources = {k: {"inputs": inputs[part], "targets": targets[part]} for k, part in parts.items()}
+    return bilevel.Bilevel(upper, lower), np.float32(1.0), np.zeros(3, np.float32), sources
+
+
 def alone(problem, x, y, estimator, tx, batches, steps):
     """x and y after some outer steps on one device, and the last info."""
     x, state, opt = jax.tree.map(jnp.asarray, x), None, tx.init(x)
