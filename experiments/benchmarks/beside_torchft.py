@@ -82,8 +82,8 @@ def _torchft() -> Iterator[tuple[list[str], dict[str, str], Commits]]:
     lighthouse = pathlib.Path(python).with_name("torchft_lighthouse")
     options = ["--min_replicas=1", f"--bind=127.0.0.1:{port}", "--join_timeout_ms=1000"]
     options.append(f"--heartbeat_timeout_ms={_HEARTBEAT_MS}")
-    command = [python, str(_BASELINE), f"--images={images}", f"--labels={labels}"]
-    command += [f"--batch={_TASK.batch}", f"--log={log}"]
+    command = [python, str(_BASELINE), "--model=lenet", f"--images={images}", f"--labels={labels}"]
+    command += [f"--batch={_TASK.batch}", "--steps=1000000000", *_TASK.ddp_flags, f"--out={log}"]
 
     def committed() -> dict[int, tuple[float, int]]:
         lines = [line for path in log.iterdir() for line in path.read_text().splitlines()]

@@ -3,7 +3,8 @@
     TORCHFT_LIGHTHOUSE=http://127.0.0.1:PORT \\
         python -m hetjax.launch --runtime=apart --workers=4 -- \\
         python experiments/benchmarks/torchft_baseline.py \\
-        --images=IMAGES.npy --labels=LABELS.npy --batch=2048 --log=DIRECTORY
+        --model=lenet --images=IMAGES.npy --labels=LABELS.npy --batch=2048 --channels_last \\
+        --steps=1000000000 --out=DIRECTORY
 
 A process is a replica group of torchft with one rank. It computes an equal part of the batch until
 it is stopped; started again, it takes the parameters from one that lives. Each step that is
@@ -11,11 +12,10 @@ committed is a line of a file of its own: when, the step's number, how many grou
 Needs torch, torchft and NumPy, and nothing of hetjax.
 """
 
-import argparse
 import datetime
+import itertools
 import json
 import os
-import pathlib
 import time
 from typing import Any
 
@@ -50,29 +50,22 @@ def _manager(model: nn.Module, optimizer: torch.optim.Optimizer) -> torchft.Mana
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
-    parser.add_argument("--images", type=pathlib.Path, required=True, help="u8[N, h, w, c], .npy")
-    parser.add_argument("--labels", type=pathlib.Path, required=True, help="int[N], .npy")
-    parser.add_argument("--batch", type=int, required=True, help="examples, of all processes")
-    parser.add_argument("--log", type=pathlib.Path, required=True, help="directory of the steps")
-    flags = parser.parse_args()
+    flags = ddp_baseline.parse()
     torch.set_num_threads(1)
     torch.manual_seed(0)
     store = distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(store.port))
-    images = ddp_baseline.load_images(flags.images, channels_last=True)
+    images = ddp_baseline.load_images(flags.images, channels_last=flags.channels_last)
     labels = torch.from_numpy(np.load(flags.labels)).long()
-    model = ddp_baseline.make_model("lenet").to(memory_format=torch.channels_last)
+    model = ddp_baseline.make_model(flags.model).to(memory_format=torch.channels_last)
     base = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     manager = _manager(model, base)
-    parallel, optimizer = (
-        torchft.DistributedDataParallel(manager, model),
-        torchft.Optimizer(manager, base),
-    )
+    parallel = torchft.DistributedDataParallel(manager, model)
+    optimizer = torchft.Optimizer(manager, base)
     batches = ddp_baseline.own_batches(len(images), flags.batch, rank=_SEAT, num_ranks=_NUM_SEATS)
     loss_fn = nn.CrossEntropyLoss()
-    with open(flags.log / f"{_SEAT}.{os.getpid()}.jsonl", "w", buffering=1) as log:
-        for ids in batches:
+    with open(flags.out / f"{_SEAT}.{os.getpid()}.jsonl", "w", buffering=1) as log:
+        for ids in itertools.islice(batches, flags.steps):
             optimizer.zero_grad()
             loss_fn(parallel(images[ids].float() / 255), labels[ids]).backward()
             before = manager.current_step()
