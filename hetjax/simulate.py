@@ -1,8 +1,8 @@
-"""How long would rounds take on a cluster that nobody has?
+"""How long would rounds take on a cluster that is not there?
 
 The quota policies, the solver and the gates are those of training. Compute times are an emulated
 cluster's, communication follows a model of the links, and no gradient is computed. So a run of
-100,000 workers takes a laptop seconds. NumPy alone.
+100,000 workers takes a laptop seconds. It needs only NumPy.
 
 Assumes that compute does not depend on the examples, and that links are equal and do not disturb
 each other. Assumes that policies know the times of a round when the next one begins, and that no
@@ -66,7 +66,7 @@ class Simulation(NamedTuple):
         return f"Simulation\n{words.aligned(self._rows())}"
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: the rounds' times, who waits, and what each worker did."""
+        """What a notebook shows: the rounds' times, waiting, and what each worker did."""
         from hetjax.report import cards, over_rounds
 
         drawn = self.round_secs, self.waiting_fraction, self.worker_microbatches
@@ -185,14 +185,12 @@ def simulate(
     worker_microbatches, worker_compute_secs = np.zeros(num_workers, np.int64), clocks.copy()
     for index in range(int(num_rounds)):
         present = emulate.presence(cluster, index)
-        allowed = np.where(present, limits, 0)
-        quotas, state = policies.assigned(policy, state, int(budget), allowed)
+        quotas, state = policies.assigned(policy, state, int(budget), np.where(present, limits, 0))
         ends = microbatch_ends(cluster, index, quotas)
         closing = gates.close(closes, ends, quotas, drop=drop)
         done, compute_secs = closing.microbatches_done, closing.compute_secs
         first_secs = np.where(done > 0, ends[:, 0], np.nan)
-        times = quota_lib.RoundTimes(done, first_secs, compute_secs, present)
-        state = policy.observe(state, times)
+        state = policy.observe(state, quota_lib.RoundTimes(done, first_secs, compute_secs, present))
         exchange = network(index)
         if wait_for == "all":
             local_secs = np.broadcast_to(closing.round_secs, num_workers)
@@ -201,16 +199,8 @@ def simulate(
             local_secs = exchange.latest(clocks + compute_secs) - clocks
             exchange_secs = exchange.own_secs
         clocks = clocks + local_secs + exchange_secs
-        done_now = Round(
-            index,
-            present,
-            quotas,
-            done,
-            compute_secs,
-            local_secs,
-            exchange_secs,
-            exchange.copies_sent,
-        )
+        secs = compute_secs, local_secs, exchange_secs
+        done_now = Round(index, present, quotas, done, *secs, exchange.copies_sent)
         lines.append(_line(done_now, float(clocks.max()), param_bytes))
         worker_microbatches += done
         worker_compute_secs += compute_secs
@@ -246,8 +236,7 @@ def microbatch_ends(cluster: emulate.EmulatedCluster, round: int, quotas: np.nda
         )
     if num_workers <= EXACT_WORKERS:
         return emulate.ends_of(cluster, round, quotas)
-    seed = (cluster.seed, round, _STREAM)
-    return cluster.ends(round, slice(None), most, seed=seed).T
+    return cluster.ends(round, slice(None), most, seed=(cluster.seed, round, _STREAM)).T
 
 
 def _line(done: Round, elapsed_secs: float, param_bytes: int) -> tuple:

@@ -69,6 +69,11 @@ def of_vector(vector: Any, like: types.PyTree) -> types.PyTree:
     return jax.tree.unflatten(treedef, shaped)
 
 
+def num_bytes(tree: types.PyTree) -> int:
+    """Of all leaves, which may be shapes."""
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+
+
 def wider(*dtypes: Any) -> Any:
     """The dtype that holds all of these, so no sum or product is left to JAX's promotion."""
     with jax.numpy_dtype_promotion("standard"):  # asks for a type alone, even if JAX is strict

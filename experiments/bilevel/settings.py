@@ -178,7 +178,7 @@ class TrainConfig(CleaningConfig):
     gan: Gan = dataclasses.field(default_factory=Gan)
     microbatch_size: Annotated[int, integer(at_least=1, says="examples")] = 20
     local: Annotated[
-        str, choice("stepped", "fused", "virtual", says="who calls the workers' function")
+        str, choice("stepped", "fused", "virtual", says="what calls the workers' function")
     ] = "stepped"
     writers: Annotated[tuple[str, ...], zoo_config.WRITERS] = ()
     sums: Sums = dataclasses.field(default_factory=Sums)

@@ -23,7 +23,7 @@ def check_upper(upper: Callable, x: PyTree, y: PyTree, batch: Any) -> None:
     Raises:
         ValueError: its gradient in y is 0 everywhere.
     """
-    if _is_zero(lambda x, y, batch: jax.grad(upper, 1)(x, y, batch), x, y, batch):
+    if _is_zero(jax.grad(upper, 1), x, y, batch):
         raise ValueError("the upper loss does not depend on y: did upper and lower change places?")
 
 

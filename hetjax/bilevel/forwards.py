@@ -169,5 +169,4 @@ class Forward(Unrolled):
     def gathered(self, carry: Trajectory) -> Trajectory:
         """`d_x F + Z' d_y F`; the adjoint is the upper gradient."""
         along = jax.vmap(lambda dy: vectors.inner(dy, carry.adjoint[0]))(carry.tangents.y)
-        indirect = trees.of_vector(along, carry.x)
-        return carry._replace(grad_x=vectors.add(carry.grad_x, indirect))
+        return carry._replace(grad_x=vectors.add(carry.grad_x, trees.of_vector(along, carry.x)))

@@ -137,8 +137,7 @@ class _Implicit(NamedTuple):
 
         def product(take: Callable, *, is_new: bool) -> machine.Ask:
             def taken(carry: Implied, answer: Answer) -> Implied:
-                product = vectors.like(answer.y, carry.y)
-                return carry._replace(solving=take(carry.solving, product))
+                return carry._replace(solving=take(carry.solving, vectors.like(answer.y, carry.y)))
 
             return machine.Ask(What(Kind.PRODUCTS, LOWER, is_new=is_new), _along("vector"), taken)
 
@@ -207,8 +206,7 @@ class _Implicit(NamedTuple):
         def step(gradients: tuple) -> PyTree:
             return lower_lib.moved(self.lower, carry.x, y, opt, gradients, carry.k - 1)[0]
 
-        pull = diagnosis.pull_through(step, carry.gradients)
-        ((pulled,),) = pull(carry.solving.right)
+        ((pulled,),) = diagnosis.pull_through(step, carry.gradients)(carry.solving.right)
         solution = jax.tree.map(jnp.negative, pulled)
         return carry._replace(solving=carry.solving._replace(solution=solution))
 

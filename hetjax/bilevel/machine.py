@@ -167,7 +167,7 @@ class Estimator(NamedTuple):
 def whole(estimator: Estimator) -> Callable[[PyTree, PyTree], tuple[Result, Result]]:
     """`(x, y) -> results` of two hypergradients in a row, to inspect what an estimator computes.
 
-    The losses are the sum of the squares of all numbers; it is for shapes and programs alone.
+    The losses are the sum of the squares of all numbers; it is only for shapes and programs.
     """
 
     def squares(x: PyTree, y: PyTree, batch: Any) -> jax.Array:

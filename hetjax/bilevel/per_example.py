@@ -44,7 +44,7 @@ def plain(x: PyTree) -> PyTree:
 
 
 def rows(x: PyTree, level: str, example_ids: jax.Array) -> PyTree:
-    """x whose leaves of this level have the rows of these examples alone; padding (-1) gets any."""
+    """x whose leaves of this level have only these examples' rows; padding (-1) gets any."""
 
     def row(leaf: Any) -> Any:
         if not is_one(leaf) or leaf.level != level:

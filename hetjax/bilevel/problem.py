@@ -35,7 +35,7 @@ class Kind(enum.Enum):
     """Which sum over a batch is wanted."""
 
     LOSS = "loss"
-    """The loss alone."""
+    """Only the loss."""
     GRADIENT = "gradient"
     """The loss, and its gradient with respect to what `wrt` names."""
     PRODUCTS = "products"
@@ -121,8 +121,7 @@ def ratio(loss: Callable[[PyTree, PyTree, Any], Any]) -> Callable[..., tuple[jax
         losses, weights = found[:2] if isinstance(found, tuple) else (found, None)
         if weights is None:
             return jnp.mean(losses) if jnp.ndim(losses) else losses, None
-        denominator = jnp.sum(weights)
-        return jnp.sum(losses * weights), denominator
+        return jnp.sum(losses * weights), jnp.sum(weights)
 
     return both
 

@@ -16,10 +16,12 @@ import jax
 import optax
 
 from hetjax.bilevel import lower as lower_lib
-from hetjax.bilevel import machine, multipliers, solvers
+from hetjax.bilevel import machine
 from hetjax.bilevel import problem as problem_lib
 from hetjax.bilevel.implicit import implicit
 from hetjax.bilevel.lower import aggregate, descent
+from hetjax.bilevel.multipliers import Multiplier, barrier, dynamic, exterior, growing, ramp
+from hetjax.bilevel.solvers import cg, neumann, one_step, rank_one, scaled
 from hetjax.bilevel.trajectory import Learned
 from hetjax.bilevel.unroll import unroll
 from hetjax.bilevel.value_gap import value_gap
@@ -41,7 +43,7 @@ class Recipe(NamedTuple):
         Args:
             tx: the optimiser of the lower level.
             num_steps: T, its steps.
-            x: the upper variable, for its shapes alone.
+            x: the upper variable, only for its shapes.
         """
         return machine.cost(self.make(tx, num_steps).program(x))
 
@@ -64,8 +66,8 @@ def _falls(start: float) -> Callable[[Any], Any]:
     return lambda k: start / (k + 1.0) ** 0.25
 
 
-def _grows(start: float, power: float) -> multipliers.Multiplier:
-    return multipliers.growing(lambda k: start * (k + 1.0) ** power)
+def _grows(start: float, power: float) -> Multiplier:
+    return growing(lambda k: start * (k + 1.0) ** power)
 
 
 _CONVEX = "strongly convex in y"
@@ -99,7 +101,7 @@ RECIPES: dict[str, Recipe] = {
         "one step reaches the minimum; a heuristic",
     ),
     "darts": Recipe(
-        lambda tx, T: implicit(descent(tx), 1, solve=solvers.one_step(), cross="fd"),
+        lambda tx, T: implicit(descent(tx), 1, solve=one_step(), cross="fd"),
         "DARTS by finite differences (T is 1; the cross product is taken after the step)",
         "Liu, Simonyan, Yang, 2018, arXiv 1806.09055",
         "one step reaches the minimum; a heuristic",
@@ -153,39 +155,37 @@ RECIPES: dict[str, Recipe] = {
     ),
     # --- Implicit gradients ---
     "cg": Recipe(
-        lambda tx, T, Q=10, damp=0.0: implicit(descent(tx), T, solve=solvers.cg(Q, damp)),
+        lambda tx, T, Q=10, damp=0.0: implicit(descent(tx), T, solve=cg(Q, damp)),
         "HOAG, conjugate gradients",
         "Pedregosa, 2016, arXiv 1602.02355",
         _CONVEX,
     ),
     "neumann": Recipe(
-        lambda tx, T, Q=10, eta=0.1: implicit(
-            descent(tx), T, solve=solvers.neumann(Q, eta), warm=False
-        ),
+        lambda tx, T, Q=10, eta=0.1: implicit(descent(tx), T, solve=neumann(Q, eta), warm=False),
         "Neumann series",
         "Lorraine, Vicol, Duvenaud, 2019, arXiv 1911.02590",
         _CONVEX,
     ),
     "t1_t2": Recipe(
-        lambda tx, T, eta=0.1: implicit(descent(tx), 1, solve=solvers.scaled(eta)),
+        lambda tx, T, eta=0.1: implicit(descent(tx), 1, solve=scaled(eta)),
         "T1-T2: the identity for the inverse (T is 1)",
         "Luketina, Berglund, Greff, Raiko, 2015, arXiv 1511.06727",
         "curvature near a multiple of the identity",
     ),
     "sama": Recipe(
-        lambda tx, T: implicit(descent(tx), T, solve=solvers.one_step(), cross="fd"),
+        lambda tx, T: implicit(descent(tx), T, solve=one_step(), cross="fd"),
         "SAMA: the optimiser's own scaling for the inverse, finite differences",
         "Choe, Mehta, Ahn, Neiswanger, Xie, Strubell, Xing, 2023, arXiv 2310.05674",
         "curvature near the inverse of the optimiser's scaling",
     ),
     "soba": Recipe(
-        lambda tx, T, eta=0.1: implicit(descent(tx), 1, solve=solvers.neumann(1, eta)),
+        lambda tx, T, eta=0.1: implicit(descent(tx), 1, solve=neumann(1, eta)),
         "SOBA: one step of y, one of the warm linear system (T is 1)",
         "Dagréou, Ablin, Vaiter, Moreau, 2022, arXiv 2201.13409",
         _CONVEX,
     ),
     "iga": Recipe(
-        lambda tx, T, damp=0.1: implicit(descent(tx), T, solve=solvers.rank_one(damp)),
+        lambda tx, T, damp=0.1: implicit(descent(tx), T, solve=rank_one(damp)),
         "IGA: the outer product of the lower gradient for the Hessian",
         "known by that name from the toolbox BOAT; no paper is quoted here",
         "the lower gradient is not 0",
@@ -193,24 +193,20 @@ RECIPES: dict[str, Recipe] = {
     # --- Value functions ---
     "bvfim": Recipe(
         lambda tx, T, sigma=0.1, shift=0.1, ridge=1e-3: value_gap(
-            descent(tx),
-            T,
-            multiplier=multipliers.barrier(_falls(sigma), _falls(shift), ridge=_falls(ridge)),
+            descent(tx), T, multiplier=barrier(_falls(sigma), _falls(shift), ridge=_falls(ridge))
         ),
         "BVFIM, interior points of the value function",
         "Liu, Liu, Yuan, Zeng, Zhang, 2021, arXiv 2106.07991",
         _ANY,
     ),
     "bvfsm": Recipe(
-        lambda tx, T, sigma=0.1: value_gap(
-            descent(tx), T, multiplier=multipliers.exterior(_falls(sigma))
-        ),
+        lambda tx, T, sigma=0.1: value_gap(descent(tx), T, multiplier=exterior(_falls(sigma))),
         "BVFSM, sequential minimisation, by a quadratic penalty",
         "Liu, Liu, Zeng, Zhang, 2021, arXiv 2110.04974",
         _ANY,
     ),
     "bome": Recipe(
-        lambda tx, T, eta=0.5: value_gap(descent(tx), T, multiplier=multipliers.dynamic(eta)),
+        lambda tx, T, eta=0.5: value_gap(descent(tx), T, multiplier=dynamic(eta)),
         "BOME",
         "Ye, Liu, Wright, Stone, Liu, 2022, arXiv 2209.08709",
         _PL,
@@ -233,7 +229,7 @@ RECIPES: dict[str, Recipe] = {
     ),
     "v_pbgd": Recipe(
         lambda tx, T, stop=10.0, steps=1000: value_gap(
-            descent(tx), 1, multiplier=multipliers.ramp(0.0, stop, steps), upper_steps=1
+            descent(tx), 1, multiplier=ramp(0.0, stop, steps), upper_steps=1
         ),
         "V-PBGD, a ramp to a constant multiplier (T is 1)",
         "Shen, Chen, 2023, arXiv 2302.05185",

@@ -133,8 +133,7 @@ def scaled(eta: float) -> Solver:
     """
 
     def begin(right: PyTree, start: PyTree | None) -> Solving:
-        solving = _from_nothing(right, None)
-        return solving._replace(solution=jax.tree.map(lambda b: eta * b, right))
+        return _from_nothing(right, None)._replace(solution=jax.tree.map(lambda b: eta * b, right))
 
     return Solver(0, begin, None, _never)
 
@@ -151,7 +150,7 @@ def one_step() -> Solver:
 def rank_one(damp: float = 0.0) -> Solver:
     """`g g'` stands for H, g the lower gradient (IGA): `d_x F - <b, g> / (|g|^2 + damp) d_x f`.
 
-    It takes gradients alone. If `damp` is 0, the quotient grows as `1 / |g|` near the lower
+    It takes only gradients. If `damp` is 0, the quotient grows as `1 / |g|` near the lower
     minimum. If the lower gradient is 0, nothing is subtracted.
 
     Args:

@@ -109,8 +109,7 @@ def take_upper(carry: Trajectory, answer: Answer) -> Trajectory:
 def take_products(carry: Trajectory, answer: Answer) -> Trajectory:
     of_y, of_opt = carry.adjoint
     return carry._replace(
-        adjoint=(vectors.add(of_y, answer.y), of_opt),
-        grad_x=vectors.add(carry.grad_x, answer.x),
+        adjoint=(vectors.add(of_y, answer.y), of_opt), grad_x=vectors.add(carry.grad_x, answer.x)
     )
 
 

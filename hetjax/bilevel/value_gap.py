@@ -1,7 +1,7 @@
 """The value-function gradient: the gap between f(x, y) and its least value, as a penalty.
 
 With z near the minimum of f(x, .) and y near that of `F + lambda f`, the hypergradient is
-`d_x F(x, y) + lambda (d_x f(x, y) - d_x f(x, z))`. So it takes first derivatives alone, of two
+`d_x F(x, y) + lambda (d_x f(x, y) - d_x f(x, z))`. So it takes only first derivatives, of two
 ordinary training runs.
 """
 
@@ -51,7 +51,7 @@ def value_gap(
     prox: float | None = None,
     central: bool = False,
 ) -> machine.Estimator:
-    """Moves two lower variables by the same kind of steps; takes first derivatives alone.
+    """Moves two lower variables by the same kind of steps; takes only first derivatives.
 
     Args:
         lower: the steps, from `descent`. y's steps go down `(F + lambda f) / max(lambda, 1)`, so
@@ -91,12 +91,11 @@ def value_gap(
             f"value_gap: {num_steps} steps, upper_steps={upper_steps}, prox={prox}; give at least "
             f"1 step, {least} upper_steps, and a positive prox"
         )
-    is_dynamic = multiplier.pull is not None
-    if central + (prox is not None) + multiplier.is_barrier + is_dynamic > 1:
-        raise ValueError("value_gap: take one of central, prox, a barrier, a dynamic multiplier")
     made = _ValueGap(lower, num_steps, upper_steps, multiplier, prox, central)
+    if central + (prox is not None) + multiplier.is_barrier + made.is_dynamic > 1:
+        raise ValueError("value_gap: take one of central, prox, a barrier, a dynamic multiplier")
     needs_all = needs_x = ""
-    if is_dynamic:
+    if made.is_dynamic:
         needs_all = needs_x = "a dynamic multiplier is made of inner products of whole gradients"
     elif multiplier.is_barrier:
         needs_all = "a barrier takes back a step by the loss of all examples"
@@ -199,8 +198,7 @@ class _ValueGap(NamedTuple):
             gradient = vectors.add(gradient, gap.upper_gradient, -1 / gap.multiplier)
         gradient = vectors.add(gradient, gap.z, self.multiplier.ridge(self.turn(gap)))
         if self.prox is not None:
-            away = vectors.add(gap.z, gap.y, -1.0)
-            gradient = vectors.add(gradient, away, 1 / self.prox)
+            gradient = vectors.add(gradient, vectors.add(gap.z, gap.y, -1.0), 1 / self.prox)
         z, opt = self.stepped(gap, gap.z, gap.opt_z, gradient)
         return gap._replace(z=z, opt_z=opt, k=gap.k + 1)
 
@@ -225,8 +223,7 @@ class _ValueGap(NamedTuple):
             weight = jnp.where(is_behind, 1, weight)
         gradient = answer.y
         if self.prox is not None:
-            away = vectors.add(gap.y, gap.z, -1.0)
-            gradient = vectors.add(gradient, away, -1 / self.prox)
+            gradient = vectors.add(gradient, vectors.add(gap.y, gap.z, -1.0), -1 / self.prox)
         upper = vectors.add(gap.upper_gradient, gap.y, self.multiplier.upper_ridge(self.turn(gap)))
         scale = 1 / jnp.maximum(weight, 1)
         both = vectors.add(
@@ -275,8 +272,7 @@ class _ValueGap(NamedTuple):
         gap = gap._replace(grad_gap=vectors.add(gap.grad_gap, answer.x, -1.0))
         if not self.multiplier.needs_gap:
             return gap._replace(least=least)
-        value = gap.lower_loss - gap.least
-        return gap._replace(multiplier=self.weight(gap, value))
+        return gap._replace(multiplier=self.weight(gap, gap.lower_loss - gap.least))
 
     def moved(self, gap: Gap) -> Gap:
         """Computes a dynamic multiplier from all gradients, and makes the step of y."""
@@ -289,8 +285,7 @@ class _ValueGap(NamedTuple):
         share = along / jnp.where(square > 0, square, 1)
         weight = jnp.where(square > 0, jnp.maximum(self.multiplier.pull - share, 0), 0)
         weight = weight.astype(gap.multiplier.dtype)
-        both = vectors.add(of_upper, of_lower, weight)
-        y, opt = self.stepped(gap, gap.y, gap.opt_y, both)
+        y, opt = self.stepped(gap, gap.y, gap.opt_y, vectors.add(of_upper, of_lower, weight))
         return gap._replace(y=y, opt_y=opt, multiplier=weight)
 
     def end(self, gap: Gap) -> machine.Result:
@@ -315,5 +310,4 @@ def _at(which: str, number: str = "k") -> Callable[[Gap], At]:
 
 
 def _take_upper_gradient(gap: Gap, answer: Answer) -> Gap:
-    gradient = vectors.like(answer.y, gap.y)
-    return gap._replace(upper_gradient=gradient, upper_k=gap.upper_k + 1)
+    return gap._replace(upper_gradient=vectors.like(answer.y, gap.y), upper_k=gap.upper_k + 1)

@@ -92,7 +92,7 @@ class EmulatedCluster:
 
     @functools.cached_property
     def _segments(self) -> list[tuple[int, solver.WorkerCosts, np.ndarray]]:
-        """From which round on there are which costs, and who is present."""
+        """From which round on there are which costs, and which workers are present."""
         costs = solver.WorkerCosts(self.overhead_secs, self.secs_per_microbatch)
         present = np.ones(costs.num_workers, bool)
         segments = [(0, costs, present)]
@@ -206,7 +206,7 @@ def simulate_policy(
 
     Args:
       policy: decides the quotas.
-      cluster: decides the times, and who is present.
+      cluster: decides the times, and which workers are present.
       budget: microbatches a round.
       num_rounds: rounds to run.
       caps: i64[n], the most a present worker may get. None: the budget.

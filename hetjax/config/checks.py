@@ -1,6 +1,6 @@
 """What must hold between the fields of a configuration, each by itself already right.
 
-`resolve` makes the parts, which say what they need, and applies all rules. Their factories alone
+`resolve` makes the parts, which say what they need, and applies all rules. Only their factories
 check their options.
 
 Every rule returns lines that name the fields, their values, what is allowed and how to mend it.
@@ -46,8 +46,7 @@ def resolve(
         lines += _fit(experiment, parts)
         lines += _parts(parts, _facts(experiment))
     # Presence over rounds means something only once the changes themselves do.
-    change_lines = list(_changes(experiment.cluster))
-    lines += change_lines or _budget(experiment)
+    lines += list(_changes(experiment.cluster)) or _budget(experiment)
     if lines:
         raise ValueError("\n".join(lines))
     return _written(experiment, parts), parts
@@ -177,8 +176,7 @@ def _changes(cluster: groups.ClusterConfig) -> Iterator[str]:
 def _fit(experiment: groups.ExperimentConfig, parts: kinds.Parts) -> Iterator[str]:
     """Why these parts do not work with other fields."""
     data = experiment.data
-    is_weighted = data.sharing == "shared" and data.weighting != "shard"
-    if is_weighted and not parts.reducer.gossips:
+    if data.sharing == "shared" and data.weighting != "shard" and not parts.reducer.gossips:
         yield f"data.weighting: got {data.weighting!r}, needs shards (data.sharing) or gossip."
     if parts.gate.closes and experiment.local == "fused":
         yield (
@@ -192,8 +190,7 @@ def _fit(experiment: groups.ExperimentConfig, parts: kinds.Parts) -> Iterator[st
 
 def _budget(experiment: groups.ExperimentConfig) -> Iterator[str]:
     """What a round of every size of the cluster must hold; for private data, also of each shard."""
-    quota = experiment.quota
-    cap = quota.max_microbatches or experiment.budget
+    cap = experiment.quota.max_microbatches or experiment.budget
     sharing = experiment.data.sharing
     for when, num_present in _presence(experiment.cluster):
         if not num_present:

@@ -55,7 +55,7 @@ class DataConfig:
 class QuotaConfig:
     """How many microbatches each worker computes in a round."""
 
-    policy: Annotated[str, text(says="who finds the quotas")] = "adaptive"
+    policy: Annotated[str, text(says="what finds the quotas")] = "adaptive"
     max_microbatches: Annotated[int, integer(says="cap of every worker; 0: the budget")] = 0
     arguments: Annotated[Any, fields.ARGUMENTS] = ()
 
@@ -64,7 +64,7 @@ class QuotaConfig:
 class OrderingConfig:
     """The order of the examples."""
 
-    method: Annotated[str, text(says="who finds each epoch's order")] = "random_reshuffling"
+    method: Annotated[str, text(says="what finds each epoch's order")] = "random_reshuffling"
     arguments: Annotated[Any, fields.ARGUMENTS] = ()
 
 
@@ -158,7 +158,7 @@ class ExperimentConfig:
         number(at_least=0.0, below=1.0, says="decay of an average of the parameters; 0: none"),
     ] = 0.0
     local: Annotated[
-        str, choice("stepped", "fused", "virtual", says="who calls the workers' function")
+        str, choice("stepped", "fused", "virtual", says="what calls the workers' function")
     ] = "stepped"
     dispatch_depth: Annotated[
         int,
@@ -172,8 +172,7 @@ class ExperimentConfig:
         str, text(says="directory of compiled programs; auto: the user's cache; off: none")
     ] = "auto"
     loss_over: Annotated[
-        str,
-        choice("auto", "example", "microbatch", says="what an example's loss may depend on"),
+        str, choice("auto", "example", "microbatch", says="what an example's loss may depend on")
     ] = "auto"
     debug: Annotated[bool, flag(says="rounds without compiled programs, for print and pdb")] = False
     data: DataConfig = dataclasses.field(default_factory=DataConfig)
@@ -187,5 +186,5 @@ class ExperimentConfig:
 
     @property
     def form(self) -> str:
-        """Of the local phase: eager, or else `local`. Who makes the setup has decided it."""
+        """Of the local phase: eager, or else `local`. The setup has decided it."""
         return "eager" if self.debug else self.local

@@ -1,7 +1,7 @@
 """Which kinds of parts does a run take, and how is a part made from what a user gives?
 
 A user gives an object, a name, or a dict of fields: `resolve` makes the part of each. The
-registries map the names of the command line to factories; here alone somebody looks into them.
+registries map the names of the command line to factories; only this module looks into them.
 A configuration holds the options of the part that it names, and that part's factory checks them.
 """
 
@@ -140,9 +140,9 @@ def no_such_option(group: str, name: str, option: str, *, own: Iterable[str] = (
 
 
 def in_force(group: str, name: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """All options of a part: those of a file, without what other parts alone have, and defaults."""
+    """All options of a part: those of a file, without what only other parts have, and defaults."""
     known: Mapping[str, parts.Option] = {}
-    with contextlib.suppress(ValueError):  # whoever makes the part tells that there is none
+    with contextlib.suppress(ValueError):  # making the part tells that there is none
         known = parts.options_of(factory_of(group, name))
     others = {option for option, *_ in stated(group)}.difference(known)
     defaults = {n: option.default for n, option in known.items() if not option.is_required}
@@ -252,7 +252,7 @@ def of_config(config: Any, given: Mapping[str, Any]) -> Parts:
     Args:
         config: an `ExperimentConfig`; an option of a part that is not chosen is not looked at.
         given: the parts that were given as objects, by group: of these the configuration has
-            notes alone.
+            only notes.
 
     Raises:
         ValueError: a name or an option is wrong; a line for each.

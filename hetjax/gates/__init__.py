@@ -5,7 +5,7 @@
 - `agreement` checks that a gate's two forms agree.
 
 The times at which workers finish go in; whether a worker may begin its next microbatch comes out.
-Imports `parts`; NumPy alone, never JAX.
+Imports `parts`; needs only NumPy, never JAX.
 """
 
 from collections.abc import Callable

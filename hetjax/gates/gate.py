@@ -44,7 +44,7 @@ class Board(Protocol):
         """Writes a `value`, of which JSON has at most 4 KB, for all processes to read."""
 
     def read(self, key: str) -> Any:
-        """Returns the value, or None where nobody has written one."""
+        """Returns the value, or None where there is none."""
 
     def add(self, key: str, amount: int = 1) -> int:
         """Adds to a count that begins at 0; returns what it has become."""

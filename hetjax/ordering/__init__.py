@@ -7,7 +7,7 @@
 - `herding` measures how good an order is.
 
 Signs go in; the order of the next pass comes out. Imports `parts`, `trees` and `types`. The host's
-part is NumPy alone; the names that need JAX are resolved when they are first used.
+part needs only NumPy; the names that need JAX are resolved when they are first used.
 """
 
 import importlib

@@ -113,8 +113,7 @@ def _balance_chunked(diffs: jax.Array, running_sum: jax.Array) -> tuple[jax.Arra
         # Changes no number, but keeps XLA from fusing the products into the sum below.
         partial = jax.lax.clamp(-infinity, functools.reduce(operator.add, products), infinity)
         rest = size - chunk * _NUM_CHUNKS
-        product = jnp.sum(partial) + _dot(r[size - rest :], part(k, size - rest, rest))
-        sign = _sign(product)
+        sign = _sign(jnp.sum(partial) + _dot(r[size - rest :], part(k, size - rest, rest)))
         return r + sign * part(k, 0, size), sign.astype(jnp.int8)
 
     r, signs = jax.lax.scan(step, running_sum.astype(dtype), jnp.arange(num_diffs))
@@ -152,8 +151,7 @@ def balance_gram(
     num_blocks, rest = divmod(num_diffs, block)
     r, signs = running_sum.astype(dtype), jnp.zeros((0, block), jnp.int8)
     if num_blocks:
-        blocks = diffs[: num_diffs - rest].reshape(num_blocks, block, size)
-        r, signs = jax.lax.scan(step, r, blocks)
+        r, signs = jax.lax.scan(step, r, diffs[: num_diffs - rest].reshape(num_blocks, block, size))
     signs = signs.reshape(-1)
     if rest:
         r, last = step(r, diffs[num_diffs - rest :])

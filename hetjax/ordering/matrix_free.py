@@ -130,8 +130,7 @@ def make_observe(block_pairs: int) -> Callable:
 
 def _direction(running_sum: types.PyTree, params: types.PyTree) -> types.PyTree:
     """The running sum in the parameters' dtypes, scaled if it might overflow in them."""
-    narrow = [leaf.dtype.itemsize < 4 for leaf in jax.tree.leaves(params)]
-    if any(narrow):
+    if any(leaf.dtype.itemsize < 4 for leaf in jax.tree.leaves(params)):
         largest = jnp.max(jnp.stack([jnp.max(jnp.abs(r)) for r in jax.tree.leaves(running_sum)]))
         scale = 1 / jnp.where(largest > 0, largest, 1)
         running_sum = jax.tree.map(lambda r: r * scale.astype(r.dtype), running_sum)

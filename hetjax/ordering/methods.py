@@ -1,6 +1,6 @@
 """The orderings by signs: where an order comes from, and which part of it runs on the devices.
 
-NumPy alone: that part is imported when a run makes it.
+Only NumPy: that part is imported when a run makes it.
 """
 
 import importlib
@@ -63,11 +63,7 @@ def _every(passes: int) -> Balances:
 
 
 @parts.factory
-def d_grab(
-    *,
-    block_pairs: BlockPairs = 16,
-    balance_every: BalanceEvery = 1,
-) -> Ordering:
+def d_grab(*, block_pairs: BlockPairs = 16, balance_every: BalanceEvery = 1) -> Ordering:
     """Two-level balancing without gradients of single examples: the one to take for training.
 
     Args:
@@ -121,11 +117,7 @@ def grab_random_sign(
 
 
 @parts.factory
-def pair_balance(
-    *,
-    block_pairs: BlockPairs = 16,
-    balance_every: BalanceEvery = 1,
-) -> Ordering:
+def pair_balance(*, block_pairs: BlockPairs = 16, balance_every: BalanceEvery = 1) -> Ordering:
     """PairBalance in blocks by each worker alone, without gradients of single examples."""
     balances = _every(balance_every)
     return _balanced("matrix_free", "alone", balances=balances, block_pairs=block_pairs)
@@ -140,5 +132,4 @@ def pair_balance_exact(*, balance_every: BalanceEvery = 1) -> Ordering:
 @parts.factory
 def d_grab_exact(*, balance_every: BalanceEvery = 1) -> Ordering:
     """D-GraB as in the paper, by the gradient of every example."""
-    balances = _every(balance_every)
-    return _balanced("per_example", "d_grab", coordinated=True, balances=balances)
+    return _balanced("per_example", "d_grab", coordinated=True, balances=_every(balance_every))

@@ -68,7 +68,7 @@ class PairedState(NamedTuple):
 def random_reshuffling() -> Ordering:
     """A fresh permutation for each pass; private shards draw independently.
 
-    It is drawn from (seed, pass) alone. So the order of any pass is known without those before it,
+    It is drawn only from (seed, pass). So the order of any pass is known without those before it,
     and does not depend on quotas.
 
     Example:
@@ -114,7 +114,7 @@ def made_of(inner: Placing, balances: Callable[[int], bool]) -> Placing:
     """The inner order, made anew after some passes; after the others it stays as it is.
 
     Args:
-        inner: parts of this module; the state is theirs. They see these passes alone.
+        inner: parts of this module; the state is theirs. They see only these passes.
         balances: given a pass's number, from 0: whether the next order is made of that pass.
 
     Example:
@@ -189,7 +189,7 @@ def block_reshuffling(
 
     Needs no gradients. The first order is random reshuffling's. It is cut into blocks, the last one
     maybe smaller. A block keeps its examples and their order inside it. Counted from 0, passes 2,
-    4, … have the blocks in a sequence drawn from (seed, pass) alone. Passes 1, 3, … are exactly the
+    4, … have the blocks in a sequence drawn only from (seed, pass). Passes 1, 3, … are exactly the
     realised order of the pass before them, backwards.
 
     Args:
@@ -293,10 +293,7 @@ def _recorded(
 
 
 def _placed(
-    state: Any,
-    count: int,
-    next_order: Callable[[Any], np.ndarray],
-    records: dict[str, np.ndarray],
+    state: Any, count: int, next_order: Callable[[Any], np.ndarray], records: dict[str, np.ndarray]
 ) -> Any:
     """The state with `count` more examples; its arrays named in `records` get these values.
 

@@ -130,10 +130,8 @@ def d_grab(sizes: Sizes) -> Observer:
         return jnp.zeros((max_pairs, num_workers * running_sum.shape[0]), running_sum.dtype)
 
     def keep(differences, kept, position):
-        start = position * num_pairs
-        change = jax.lax.dynamic_update_slice(
-            jnp.zeros_like(kept), differences, (start, jnp.zeros_like(start))
-        )
+        nothing, start = jnp.zeros_like(kept), position * num_pairs
+        change = jax.lax.dynamic_update_slice_in_dim(nothing, differences, start, axis=0)
         return change, jnp.ones(num_pairs, jnp.int8)  # `coordinate` flips them
 
     def coordinate(running_sum, kept, axis_name):
@@ -166,8 +164,7 @@ def pair_balance(sizes: Sizes) -> Observer:
         signs, after = balance.balance_signs(differences, running_sum)
         return after - running_sum, signs
 
-    own = independent(_zeros, _of_pairs(balanced), new_pass=jnp.zeros_like)
-    return own._replace(compares=True)
+    return independent(_zeros, _of_pairs(balanced), new_pass=jnp.zeros_like)._replace(compares=True)
 
 
 class GrabSums(NamedTuple):

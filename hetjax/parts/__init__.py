@@ -30,16 +30,7 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar
 import numpy as np
 
 from hetjax.parts import options
-from hetjax.parts.options import (
-    Option,
-    choice,
-    flag,
-    integer,
-    number,
-    numbers,
-    option,
-    options_of,
-)
+from hetjax.parts.options import Option, choice, flag, integer, number, numbers, option, options_of
 from hetjax.parts.options import is_path as is_path
 
 __all__ = [
@@ -223,8 +214,7 @@ def made_by(part: Any) -> Made | None:
 
 def label(part: Any) -> str:
     """What a part that cannot be written down is called: where its first function is from."""
-    function = next((value for value in part if callable(value)), part)
-    return path_of(function)
+    return path_of(next((value for value in part if callable(value)), part))
 
 
 def named(part: Any) -> str:
@@ -288,13 +278,12 @@ def wrong_functions(part: Any, functions: Mapping[str, int]) -> str:
             return f"{name} is {function!r} and no function"
         if not takes(function, count):
             plural = "" if count == 1 else "s"
-            given = f"{name}{inspect.signature(function)}"
-            return f"{given} does not take {count} argument{plural}"
+            return f"{name}{inspect.signature(function)} does not take {count} argument{plural}"
     return ""
 
 
 def shown(given: Any) -> str:
-    """What a user gave, in a few words for a message: what a long `repr` says nobody reads."""
+    """What a user gave, in a few words for a message: a long `repr` is cut short."""
     if isinstance(given, type):
         return f"the class {given.__name__}"
     if inspect.isroutine(given):

@@ -200,8 +200,7 @@ def integer(*, at_least: int = 0, at_most: int = _MOST, unit: str = "", says: st
         is_integer = isinstance(value, int) and not isinstance(value, bool)
         return is_integer and at_least <= value <= at_most
 
-    allowed = f"an integer of at least {at_least}{upper}"
-    return Option(Rule(allowed, _kept_if(is_right)), unit, says)
+    return Option(Rule(f"an integer of at least {at_least}{upper}", _kept_if(is_right)), unit, says)
 
 
 def number(
@@ -290,8 +289,7 @@ def choice(
         return value
 
     own = ", or 'module:function' of your own" if or_path else ""
-    allowed = f"one of {', '.join(names)}{own}"
-    return Option(Rule(allowed, parse, names, read=str), "", says)
+    return Option(Rule(f"one of {', '.join(names)}{own}", parse, names, read=str), "", says)
 
 
 def several(one: Option, *, unit: str = "", says: str = "") -> Option:
@@ -320,8 +318,7 @@ def names(*allowed: str, says: str = "") -> Option:
                 raise Refused(f"{name!r} is none of them")
         return tuple(value)
 
-    rule = Rule(f"some of {', '.join(map(repr, allowed))}", parse, allowed)
-    return Option(rule, "", says)
+    return Option(Rule(f"some of {', '.join(map(repr, allowed))}", parse, allowed), "", says)
 
 
 def numbers(

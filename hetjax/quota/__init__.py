@@ -6,8 +6,8 @@
 - `estimate` fits what a round costs each worker, and says when a worker has changed.
 - `solver` finds the exact quotas for known costs, and divides in given proportions.
 
-The seconds of a round go in; microbatches of the next come out. Imports `parts`; NumPy alone, never
-JAX.
+The seconds of a round go in; microbatches of the next come out. Imports `parts`; needs only NumPy,
+never JAX.
 """
 
 from collections.abc import Callable

@@ -3,7 +3,7 @@
 One round tells what a microbatch took every worker. So the round that any quotas would have had
 can be computed without trying them. This module computes it for four candidates and follows the
 one whose rounds were shortest lately. The candidates: `fitted.py` (costs fitted since a worker last
-changed), costs of the last rounds alone, `sampled.py` (quotas that were best in the last rounds as
+changed), costs of only the last rounds, `sampled.py` (quotas that were best in the last rounds as
 they were), and equal split. It also decides which workers of quota 0 get a microbatch to be seen
 again. Assumes that a worker's seconds are its own; `guard.py` checks that.
 """
@@ -61,7 +61,7 @@ class AdaptiveState(NamedTuple):
     squares: np.ndarray  # f64[4, 4], sum of squared differences of these rounds, the same
     chosen: int
     idle_rounds: np.ndarray  # i64[n], since the worker last computed
-    lateness: lateness.Lateness  # who was late, owes some or is left out
+    lateness: lateness.Lateness  # which workers were late, owe some or are left out
     worked: np.ndarray  # i64[n], rounds of quotas above 0 since it was last seen as a favour
     probes: np.ndarray  # i64[n], probes of a worker of quota 0 that led to nothing
     secs: np.ndarray  # f64[2], of all rounds; what probes beyond their share have cost
@@ -104,7 +104,7 @@ def adaptive(
     """The quotas that would have had the shortest rounds lately, of four candidates.
 
     The candidates: exact quotas for costs fitted to all rounds since a worker last changed; exact
-    quotas for costs of the last rounds alone; the fixed quotas that were best in the last rounds as
+    quotas for costs of only the last rounds; the fixed quotas that were best in the last rounds as
     they were; equal split. After a round of quotas k in which worker i computed t_i, quotas k'
     would have taken T(k') = max_i t_i·(k'_i + ρ_i)/(k_i + ρ_i), with ρ_i its fitted overhead over
     seconds a microbatch. Each candidate has the sum of its T, discounted by 0.95 a round. The one
@@ -151,12 +151,10 @@ def adaptive(
       Herbster, Warmuth, "Tracking the best expert", Machine Learning 32, 1998: the task of the
       choice. Here the best of the discounted past is followed, with a margin.
     """
-    model = fitted.fitted(
-        fitted.Settings(
-            settle_rounds, min_gain, confidence, noise_weight, probe_microbatches, drift, alarm
-        )
+    settings = fitted.Settings(
+        settle_rounds, min_gain, confidence, noise_weight, probe_microbatches, drift, alarm
     )
-    policy = policies.with_options(model, _init, _assign, _observe)
+    policy = policies.with_options(fitted.fitted(settings), _init, _assign, _observe)
     return guard_lib.guarded(policy) if guard else policy
 
 
@@ -204,7 +202,7 @@ def _assign(
     state = state._replace(caps=caps, fitted=own, compares=False, usual=0.0 * state.usual)
     if np.isnan(own.secs_per_microbatch[caps > 0]).any():
         return quotas, state  # the model gives workers never seen their first microbatches
-    lowered = (state.wanted > caps).any(axis=0) & (caps > 0)  # for this round alone
+    lowered = (state.wanted > caps).any(axis=0) & (caps > 0)  # only for this round
     if total == state.budget and not lowered.any():
         state = state._replace(wanted=_wanted(state, quotas), compares=True)
         quotas = state.wanted[state.chosen].copy()
@@ -281,14 +279,13 @@ def _learned(
     recent = estimate.Samples(*(kept * state.recent + weights @ np.array(new)))
     recent_costs = estimate.fit(recent, state.recent_overhead_secs, state.recent_secs)
     given = state.wanted[state.chosen] > 0
-    late = lateness.after(state.lateness, state.fitted, own, times, given, state.caps > 0)
     return state._replace(
         fitted=own,
         recent=recent,
         recent_overhead_secs=recent_costs[0],
         recent_secs=recent_costs[1],
         idle_rounds=np.where(busy, 0, state.idle_rounds + 1),
-        lateness=late,
+        lateness=lateness.after(state.lateness, state.fitted, own, times, given, state.caps > 0),
         worked=state.worked + num_rounds * (busy & given),
         probes=np.where(given, 0, state.probes + ((done[-1] == 1) & state.compares)),
         secs=np.add(state.secs, [secs.max(axis=1).sum(), 0.0]),

@@ -190,14 +190,14 @@ def watched(
         no change; only where k is 1.
       log_ratios: f64[k, n], log of the compute over its expectation.
       scales: f64[k, n], by how much a round is noisier than a usual one of the worker.
-      seen: bool[n], who computed and has an expectation.
+      seen: bool[n], which computed and have an expectation.
       usual: bool[n], whose residuals tell how noisy the round was.
       drift: standard deviations a round that are no change.
       alarm: the CUSUM at which a worker has changed.
 
     Returns:
       `(watch, changed bool[n], scores f64[k, n], deviations f64[k, n])`: the residuals in standard
-      deviations, and these. Of who has changed, what came before is gone.
+      deviations, and these. Of one that has changed, what came before is gone.
     """
     deviations, num_rounds = noise(watch), len(log_ratios)
     if (num_usual := np.count_nonzero(usual)) >= _FEW_WORKERS:

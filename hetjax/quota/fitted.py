@@ -107,7 +107,7 @@ def _assign(
     newcomers = (caps > 0) & np.isnan(state.secs_per_microbatch)
     if newcomers.any():
         return _with_newcomers(state, costs, total, newcomers, options.probe_microbatches), state
-    lowered = (state.kept > caps) & (caps > 0)  # for this round alone
+    lowered = (state.kept > caps) & (caps > 0)  # only for this round
     if not is_full or lowered.any():
         return solver.solve_quotas(costs, total, caps=caps, current=state.kept), state
     kept = solver.solve_with_all(costs, total, caps=caps, current=state.kept)
@@ -157,7 +157,7 @@ def _observe(options: Settings, state: FittedState, times: policies.RoundTimes) 
         log_ratios=np.where(seen, logs - np.log(paces), 0.0),
         scales=smaller * np.sqrt(1.0 + 1.0 / rounds),
         seen=seen,
-        usual=seen & (state.kept > 0),  # who is seen as a favour is no part of a majority
+        usual=seen & (state.kept > 0),  # one seen as a favour is no part of a majority
         drift=options.drift,
         alarm=options.alarm,
     )

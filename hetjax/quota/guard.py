@@ -131,10 +131,9 @@ def guarded(policy: policies.QuotaPolicy) -> policies.QuotaPolicy:
             return state
         secs = float(np.max(times.compute_secs))
         if state.kind == _EQUAL:
-            newest = np.array([[secs], [_round_secs(state.wanted, clocks)]])
-            state = state._replace(
-                equal_secs=np.concatenate([state.equal_secs[:, 1:], newest], axis=1)
-            )
+            newest = [secs, _round_secs(state.wanted, clocks)]
+            equal_secs = np.column_stack([state.equal_secs[:, 1:], newest])
+            state = state._replace(equal_secs=equal_secs)
         if state.looking:
             return _looked(state, secs)
         if state.held:
@@ -193,9 +192,8 @@ def _followed(state: GuardState, secs: float) -> GuardState:
     """After a round of quotas of the policy's that are not judged: is a look due?"""
     if state.rounds <= state.wait - _WAIT:
         return state
-    forecast = _round_secs(state.equal, state.clocks) / secs
     state = state._replace(
-        forecasts=np.append(state.forecasts[1:], forecast),
+        forecasts=np.append(state.forecasts[1:], _round_secs(state.equal, state.clocks) / secs),
         recent_secs=np.append(state.recent_secs[1:], secs),
     )
     allowed = _SHARE * state.rounds + (_SLOWER - 1.0) * (state.wait == _WAIT)
@@ -239,8 +237,7 @@ def _held(state: GuardState) -> GuardState:
     is_clear = count == _BURST and burst < -_HELD * burst_error and not state.by_rounds
     mean, error, _ = _mean_cost(would, own, _SPREAD)
     if is_clear or (state.rounds >= state.wait and mean < -_FOLLOWED * error):
-        nothing = np.zeros_like(state.judged)
-        return state._replace(held=False, rounds=0, wait=_WAIT, judged=nothing)
+        return state._replace(held=False, rounds=0, wait=_WAIT, judged=np.zeros_like(state.judged))
     return state
 
 

@@ -1,4 +1,4 @@
-"""Workers whose rounds are very late at times: who is spared, who owes, and who is left out.
+"""Workers whose rounds are very late at times: which are spared, which owe, and which are left out.
 
 Late is a round that is slower than noise explains, unless all were so slow. Who was late gets one
 microbatch in the next round. Heavy is a round that takes many others, and a debt: each later round
@@ -63,7 +63,7 @@ def after(
       own: the costs after them.
       times: of these, [k, n].
       given: bool[n], who gets some for its work, not to be seen.
-      takes_part: bool[n], who may get some.
+      takes_part: bool[n], which may get some.
     """
     done, compute_secs = times.microbatches_done[-1], times.compute_secs[-1]
     kept, busy = _KEPT ** len(times.compute_secs), done > 0

@@ -292,8 +292,7 @@ def proportional(*, period_rounds: PeriodRounds = 0) -> QuotaPolicy:
 
     if period_rounds:
         return _controller(update, period_rounds)
-    each_round = _controller(update, 1)
-    return each_round._replace(of_epochs=functools.partial(_controller, update))
+    return _controller(update, 1)._replace(of_epochs=functools.partial(_controller, update))
 
 
 @parts.factory

@@ -141,17 +141,13 @@ def solve_quotas(
 
 
 def solve_with_all(
-    costs: WorkerCosts,
-    total: int,
-    *,
-    caps: np.ndarray,
-    current: np.ndarray,
+    costs: WorkerCosts, total: int, *, caps: np.ndarray, current: np.ndarray
 ) -> np.ndarray:
     """The exact quotas, but for workers whose one microbatch would hardly make the round longer.
 
     With quota 0 a worker is seen no more, and clocks are not exact to some percent. So those of
     which one microbatch ends at most 5 % beyond the shortest round get one, and the others divide
-    what is left. For who holds none it is 2 %, so that noise moves nobody to and fro.
+    what is left. For a worker that holds none it is 2 %, so that noise moves none to and fro.
 
     Args:
       costs, total, caps: as for `solve_quotas`.

@@ -136,11 +136,11 @@ class Evaluator:
     Args:
         metrics_fn: per-example metrics.
         source: a data source; kept in the memory of `device`.
-        params: without worker axis; for shapes alone.
+        params: without worker axis; only for shapes.
         device: where parameters given to `__call__` lie.
         named: what the metrics may ask for.
         on_batch: called before each batch.
-        num_readers: who reads the source, as `data.readers`.
+        num_readers: threads or processes that read the source, as `data.readers`.
         progress: show a bar where the source takes long to read.
         batch_size: of which the last one is filled up with the first examples, which do not count.
 

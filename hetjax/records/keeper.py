@@ -38,7 +38,7 @@ def saved_in(
         fingerprint: of what the run depends on beside its configuration, in process 0.
 
     Returns:
-        the checkpoint, which says who ended the run where it is started again at its end; or None.
+        the checkpoint, which says what ended the run where it is started again at its end; or None.
 
     Raises:
         ValueError: the directory is another configuration's, its run depends on something else, or

@@ -1,4 +1,4 @@
-"""A workdir belongs to one run at a time: who holds it, and how long ago it took it."""
+"""A workdir belongs to one run at a time: which process holds it, and since when."""
 
 import contextlib
 import datetime
@@ -28,7 +28,7 @@ def held(workdir: pathlib.Path, *, takes_over: bool = False) -> Iterator[None]:
     """Holds a workdir; the system lets go of it when this process ends, however it does.
 
     `lock.json` there says which process of which host holds it, and since when. One that is there
-    and that nobody holds is of a run that was killed: it is taken over.
+    and that no process holds is of a run that was killed: it is taken over.
 
     Args:
         workdir: of the run; it is there.

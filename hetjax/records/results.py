@@ -133,8 +133,7 @@ def load(
         average = state_lib.narrowed(average, model)
     if np.ndim(saved.arrays["train/progress_rounds"]):  # of replicas that differ
         model, average = state_lib.mean_of_rows((model, average))
-    has_best = saved.about["has_best"]
-    best = _model(saved, "best_params", "best_model_state") if has_best else model
+    best = _model(saved, "best_params", "best_model_state") if saved.about["has_best"] else model
     given = (
         types.Model(*map(_within, (like, like_state), each)) for each in (model, best, average)
     )
@@ -193,9 +192,9 @@ def summary_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
 def _bilevel_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
     rows = _evaluated(summary)
     steps, levels = summary["outer_steps"], summary["levels"]
-    for name, title in (("gap", "gap"), ("residual", "residual")):
+    for name in ("gap", "residual"):
         if summary.get(name) is not None:
-            rows.append((title, f"{summary[name]:.4g}"))
+            rows.append((name, f"{summary[name]:.4g}"))
     rows.append(("outer steps", f"{steps:,} in {summary['rounds']:,} rounds"))
     each = summary["step_secs_mean"]
     rows.append(("mean step", f"{each * 1e3:.2f} ms{', emulated' * summary['emulated']}"))

@@ -52,8 +52,8 @@ class Summary:
         """
         return {
             "clock": self.clock,
-            "eval": _texts(self._eval),
-            "best": _texts(self._best),
+            "eval": texts(self._eval),
+            "best": texts(self._best),
             "resumed": self._resumed,
             "wall_secs": self._wall_secs,
         }
@@ -71,7 +71,7 @@ class Summary:
 
     def take_judged(self, saved: Mapping[str, Any]) -> dict[str, float]:
         """What was evaluated, from `save`; returns what last."""
-        self._eval, self._best = _numbers(saved["eval"]), _numbers(saved["best"])
+        self._eval, self._best = numbers(saved["eval"]), numbers(saved["best"])
         return self._eval
 
     def is_better(self, values: Mapping[str, float]) -> bool:
@@ -120,11 +120,13 @@ class Summary:
         }
 
 
-def _texts(numbers: Mapping[str, float]) -> dict[str, str]:
+def texts(numbers: Mapping[str, float]) -> dict[str, str]:
+    """Numbers as JSON holds them to the bit, those that are not finite too."""
     return {name: repr(float(number)) for name, number in numbers.items()}
 
 
-def _numbers(texts: Mapping[str, str]) -> dict[str, float]:
+def numbers(texts: Mapping[str, str]) -> dict[str, float]:
+    """Back from `texts`."""
     return {name: float(text) for name, text in texts.items()}
 
 
@@ -188,17 +190,12 @@ class TrainingSummary(Summary):
         return sum(line.counts.skipped_examples for line in self._lines)
 
     def leads_from(self, lines: Sequence[dict[str, Any]]) -> None:
-        """Goes on from the lines of who led before: the run's time is what they say it is."""
+        """Goes on from the lines of the leader before: the run's time is what they say it is."""
         for before, line in itertools.pairwise(lines):
             line["start_secs"] = before["start_secs"] + before["round_secs"]
         self._lines = [reported.from_plain(line) for line in lines]
         if self._lines:
             self.clock = self._lines[-1].times.start_secs + self._lines[-1].times.round_secs
-
-    def _metrics(self) -> dict[str, float]:
-        """Of training, over the last epoch."""
-        last = max(self._epoch_metrics, default=0)
-        return losses_lib.means(self._epoch_metrics.get(last, {}))
 
     def as_dict(self, state: run_state.RunState, *, interrupted: bool) -> dict[str, Any]:
         """`summary.json`. Times are seconds; round means are over full rounds, if any."""
@@ -208,6 +205,8 @@ class TrainingSummary(Summary):
         longest = np.array([_longest_secs(line) for line in timed])
         waiting = np.array([line.times.waiting_fraction for line in timed]) @ longest
         microbatches = sum(sum(line.workers.microbatches_done) for line in lines)
+        last = max(self._epoch_metrics, default=0)
+        means = losses_lib.means(self._epoch_metrics.get(last, {}))
         sums = self._epoch_sums[max(self._epoch_sums)] if lines else np.array([np.nan, 1.0])
         exchanges = [x for line in timed if (x := line.times.exchange_secs) is not None]
         sent = [line.counts.bytes_sent for line in lines]
@@ -219,7 +218,7 @@ class TrainingSummary(Summary):
         dropped = self._setup.stream.dropped(stream)
         out: dict[str, Any] = {
             "train_loss": None if sums[1] <= 0 else float(sums[0] / sums[1]),
-            **{f"train_{name}": mean for name, mean in self._metrics().items()},
+            **{f"train_{name}": mean for name, mean in means.items()},
             **self._eval,
             **self._best,
             "rounds": state.rounds_done,

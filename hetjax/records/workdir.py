@@ -19,7 +19,7 @@ class Recorder:
     """Keeps the lines of a run, writes them as they come, and moves the progress bar.
 
     Args:
-        workdir: a directory of this run alone; None keeps everything in memory.
+        workdir: a directory of only this run; None keeps everything in memory.
         config: plain values; written as `config.json`.
         files: names of the files of lines, by what they hold.
         lines: of each file, those of the steps before a resumed run goes on.
@@ -126,7 +126,7 @@ def absolute(workdir: str | pathlib.Path | None) -> pathlib.Path | None:
 
 
 def made_directory(workdir: pathlib.Path) -> pathlib.Path:
-    """The directory, made if it is missing; sees that it is a run's or nobody's.
+    """The directory, made if it is missing; sees that it is a run's, or has no files of one.
 
     Raises:
         ValueError: it holds files of something else, or cannot be read or written.

@@ -48,10 +48,9 @@ def render(
         rounds: one record a round of either level, in their order.
     """
     workers = words.plural(summary["num_workers"], "worker")
-    title = f"A bilevel problem · {workers}"
     found = _sections(summary, drawn(history), rounds) if history else []
     return page.of_run(
-        title,
+        f"A bilevel problem · {workers}",
         about=page.about(summary, "outer_steps", "rounds"),
         notes=[*page.endings(summary, "outer step"), *series.not_finite(history)],
         parts=[tiles.grid(_tiles(summary)), *found],
@@ -156,7 +155,7 @@ def _picture(
 
 
 def round_sections(summary: series.Record, rounds: series.History) -> list[str]:
-    """The sections on workers and rounds: who waits, quotas, time of each kind, and the ledger.
+    """The sections on workers and rounds: waiting, quotas, time of each kind, and the ledger.
 
     Args:
         summary: with `kinds` and `levels`.

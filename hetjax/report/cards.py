@@ -100,7 +100,7 @@ def of_run(
     history: series.History,
     rounds: series.History = (),
 ) -> str:
-    """The card of a run: its losses, its quotas, who computes and who waits.
+    """The card of a run: its losses, its quotas, computing and waiting.
 
     Args:
         title: of the card.

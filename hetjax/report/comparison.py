@@ -137,12 +137,9 @@ def _metric(name: str, summary: series.Record) -> str:
 def _differences(runs: Named) -> str:
     """The fields of the configuration that differ, a row each; empty where none does."""
     flat = [kept.flat(run.config) for _, run in runs]
-    fields = list(dict.fromkeys(name for config in flat for name in config))
-    lines = []
-    for field in fields:
-        values = [_short(config.get(field, "-")) for config in flat]
-        if len(set(values)) > 1:
-            lines.append([field, *values])
+    fields = dict.fromkeys(name for config in flat for name in config)
+    rows = [[field, *(_short(config.get(field, "-")) for config in flat)] for field in fields]
+    lines = [row for row in rows if len(set(row[1:])) > 1]
     return words.table(["", *_heads(runs)], lines) if lines else ""
 
 

@@ -58,7 +58,7 @@ def read(directory: pathlib.Path) -> Written:
 
 
 def read_lines(path: pathlib.Path) -> series.History:
-    """The lines of a file, without seats that nobody has taken.
+    """The lines of a file, without seats that no worker has taken.
 
     Raises:
         ValueError: as of `read`.

@@ -38,7 +38,7 @@ def caption(part: series.Record) -> str:
     """Says which gate, what share came back, and what became of microbatches in flight."""
     text = f"The gate '{part['trigger']}' closes a round {part['closes']}. "
     if part.get("in_flight") == "drop":
-        text += "What is in flight then is given up, which exists on the virtual clock alone."
+        text += "What is in flight then is given up, which exists only on the virtual clock."
     else:
         text += "What is in flight then is finished and counts."
     share = words.percent(part.get("returned_fraction"))

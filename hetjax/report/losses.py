@@ -53,8 +53,7 @@ def _abscissas(
 def draw_accuracies(history: series.History, summary: series.Record, *, width: int) -> str:
     """Evaluated accuracy, in percent, against epochs."""
     found = {k: 100 * v for k, v in series.evaluations(history, "accuracy").items()}
-    nothing = np.full(len(history), np.nan)
-    train = 100 * series.training_metrics(history).get("accuracy", nothing)
+    train = 100 * series.training_metrics(history).get("accuracy", np.full(len(history), np.nan))
     figure, (axes,) = canvas.panels(width, 1)
     x = series.epochs_done(history, summary)
     _draw(axes, x, (train, found))

@@ -1,7 +1,7 @@
 """What happened from round to round? Quotas, times, and a number of each worker as a heat map.
 
 Quotas are a line a worker, or for many workers a map. Times of rounds are one line, and two to
-compare. Simulated rounds show their times, who waited, and who did how much.
+compare. Simulated rounds show their times, waiting, and what each worker did.
 """
 
 from __future__ import annotations
@@ -24,19 +24,13 @@ def draw_quotas(history: series.History, *, width: int) -> str:
     shown = series.full_rounds(history)
     values, ids = series.matrix(shown, "quotas"), series.round_ids(shown)
     values[series.matrix(shown, "present") == 0] = np.nan
+    top = np.nanmax(values, initial=1.0)
     if values.shape[1] > canvas.NUM_COLOURS:
-        return heat_map(
-            values,
-            ids,
-            width=width,
-            name="quotas",
-            label="Quotas over the rounds, as a heat map",
-            most=np.nanmax(values, initial=1.0),
-        )
+        label = "Quotas over the rounds, as a heat map"
+        return heat_map(values, ids, width=width, name="quotas", label=label, most=top)
     narrow = width < canvas.NARROW
     figure, (axes,) = canvas.panels(width, 1, height=190, right=58 if narrow else 112)
     canvas.title(axes, "microbatches a round")
-    top = np.nanmax(values, initial=1.0)
     axes.set_ylim(min(-0.04 * top, -0.2), top * 1.08)
     canvas.round_axis(axes, ids[0], ids[-1] + 1)
     canvas.whole_ticks(axes)
@@ -56,8 +50,7 @@ def _steps(axes: Axes, x: np.ndarray, y: np.ndarray, *, colour: str, shift: floa
     """A step line, moved up `shift` pixels, so equal ones do not hide each other."""
     from matplotlib.transforms import ScaledTranslation
 
-    figure = axes.figure
-    moved = axes.transData + ScaledTranslation(0, shift / 72, figure.dpi_scale_trans)
+    moved = axes.transData + ScaledTranslation(0, shift / 72, axes.figure.dpi_scale_trans)
     style: dict[str, Any] = {"color": colour, "transform": moved}
     changes = np.flatnonzero(~((y[1:] == y[:-1]) | (np.isnan(y[1:]) & np.isnan(y[:-1])))) + 1
     keep = np.concatenate([[0], changes]).astype(int)
@@ -91,8 +84,7 @@ def draw_times(history: series.History, summary: series.Record, *, width: int) -
     if len(known):
         style: dict[str, Any] = {"colour": canvas.ACCENT, "linewidth": 1.5, "markersize": 6}
         canvas.curve(axes, ids + 0.5, secs * factor, ".-", band=True, **style)
-        typical = float(np.median(known[-20:])) * factor
-        ends.append((typical, "run", "this run", canvas.ACCENT))
+        ends.append((float(np.median(known[-20:])) * factor, "run", "this run", canvas.ACCENT))
     if np.isfinite(best).any():
         _level(axes, ids, best * factor, style="--", colour=canvas.INK)
         last = float(best[np.isfinite(best)][-1]) * factor
@@ -196,8 +188,7 @@ def heat_map(
     """
     num_rounds, num_workers = values.shape
     if num_rounds > COLUMNS:
-        thinned = [series.thin(ids, y, points=COLUMNS)[1] for y in values.T]
-        values = np.stack(thinned, axis=1)
+        values = np.stack([series.thin(ids, y, points=COLUMNS)[1] for y in values.T], axis=1)
     height, top = (260.0 if num_workers <= 32 else 320.0), (32 if title else 14)
     figure = canvas.make_figure(width, height + top + 48)
     axes = canvas.add_axes(figure, 48, top, width - 48 - 58, height)

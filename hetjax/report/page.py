@@ -173,6 +173,5 @@ def _numbers(values: Sequence[float] | None) -> str:
 
 
 def _evaluated(numbers: series.Record | None) -> str:
-    return ", ".join(
-        f"{name} {series.number(value):.4g}" for name, value in (numbers or {}).items()
-    )
+    known = (numbers or {}).items()
+    return ", ".join(f"{name} {series.number(value):.4g}" for name, value in known)

@@ -33,12 +33,7 @@ def sections(summary: series.Record, history: series.History) -> list[str]:
 
 
 def section(
-    heading: str,
-    caption: str,
-    draw: Callable[..., str] | None,
-    *,
-    key: str = "",
-    below: str = "",
+    heading: str, caption: str, draw: Callable[..., str] | None, *, key: str = "", below: str = ""
 ) -> str:
     """A heading, a caption, a key and a picture, if any, drawn for each of `SCREENS`.
 
@@ -88,10 +83,8 @@ def _quotas(history: series.History) -> str:
     caption = "Microbatches that each worker is given a round. "
     if series.count_workers(history) > canvas.NUM_COLOURS:
         caption += "Bright is many, dark is few. "
-    caption += "Single rounds of equal quotas are trials."
-    return section(
-        "Quotas", caption + _left_out(history), partial(over_rounds.draw_quotas, history)
-    )
+    caption += "Single rounds of equal quotas are trials." + _left_out(history)
+    return section("Quotas", caption, partial(over_rounds.draw_quotas, history))
 
 
 def _changes(history: series.History) -> str:
@@ -103,9 +96,8 @@ def _changes(history: series.History) -> str:
     ]
     if not found:
         return ""
-    caption = "In which round, and when that began. Who joined computes from the next round on."
-    lines = words.ends(found, list, "changes")
-    table = words.table(["round", "began after", "who", "what"], lines)
+    caption = "In which round, and when it began. A joined worker computes from the next round on."
+    table = words.table(["round", "began after", "who", "what"], words.ends(found, list, "changes"))
     return section("Who came and went", caption, None, below=table)
 
 

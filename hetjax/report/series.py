@@ -62,7 +62,7 @@ def count_workers(history: History) -> int:
 
 
 def taken(history: History) -> History:
-    """The rounds without the last seats of a run apart, where nobody has ever taken these.
+    """The rounds without the last seats of a run apart that no worker has ever taken.
 
     Example:
         >>> taken([{"quotas": [3, 1, 0], "present": [True, True, False]}])
@@ -192,6 +192,5 @@ def thin(x: np.ndarray, y: np.ndarray, *, points: int = MAX_POINTS) -> tuple[np.
     known = np.add.reduceat(np.isfinite(y).astype(float), starts)
     sums = np.add.reduceat(np.nan_to_num(y), starts)
     mean = np.divide(sums, known, out=np.full(points, np.nan), where=known > 0)
-    widths = np.diff(np.append(starts, len(y)))
-    middle = np.add.reduceat(x, starts) / widths
+    middle = np.add.reduceat(x, starts) / np.diff(np.append(starts, len(y)))
     return middle, mean, np.fmin.reduceat(y, starts), np.fmax.reduceat(y, starts)

@@ -98,14 +98,11 @@ def _speed(summary: series.Record) -> list[Tile]:
     speed = "" if np.isnan(ratio) else f"{ratio:.2f}\N{MULTIPLICATION SIGN}"
     optimum_text = f"optimum {words.time(optimum)}{emulated}" if optimum > 0 else ""
     fraction = words.percent(summary.get("fraction_of_optimum"))
-    of_what = f"of the speed of the best possible quotas{emulated}"
-    waiting = words.percent(summary.get("waiting_fraction"))
-    equal_text = f"as fast; equal takes {words.time(equal)}{emulated}"
     return [
         ("Mean round", words.time(mean), optimum_text),
-        ("Against the optimum", fraction, of_what),
-        ("Against an equal split", speed, equal_text),
-        ("Waiting", waiting, "of the workers' time"),
+        ("Against the optimum", fraction, f"of the speed of the best possible quotas{emulated}"),
+        ("Against an equal split", speed, f"as fast; equal takes {words.time(equal)}{emulated}"),
+        ("Waiting", words.percent(summary.get("waiting_fraction")), "of the workers' time"),
     ]
 
 
@@ -131,7 +128,6 @@ def _last_quotas(summary: series.Record) -> tuple[str, str]:
     if not np.isfinite(values).any():
         return "", ""
     if len(values) <= 6:
-        numbers = " : ".join(words.count(value) or "-" for value in values)
-        return numbers, "microbatches a round"
+        return " : ".join(words.count(value) or "-" for value in values), "microbatches a round"
     low, high = np.nanmin(values), np.nanmax(values)
     return f"{low:.0f} to {high:.0f}", f"microbatches a round, {len(values)} workers"

@@ -1,4 +1,4 @@
-"""Who computes and who waits? The first and the last rounds of a run as bars."""
+"""When does each worker compute, and when does it wait? Bars of the first and last rounds."""
 
 from __future__ import annotations
 

@@ -2,14 +2,14 @@
 
 - `reducer` says what a reducer is; `methods` are the factories, by name in `REDUCERS`.
 - `reducers` computes on the devices.
-- `graphs` says who is linked with whom, `named` by which name, and `shown` shows it.
+- `graphs` has graphs of workers, `named` makes them by name, and `shown` shows them.
 - `matchings` divides the links into matchings.
 - `mixing` has fixed weights; `schedules` has MATCHA's random ones.
 - `activation` and `spectra` solve for these schedules.
 - `gossip` says which exchanges a round has; `links` says how long they take.
 
 A graph and MATCHA's communication budget go in; the exchanges of each round, and what is sent, come
-out. Imports `parts`, `values` and, to show itself, `report`. NumPy alone but for `reducers`,
+out. Imports `parts`, `values` and, to show itself, `report`. Only NumPy but for `reducers`,
 which a run imports.
 """
 

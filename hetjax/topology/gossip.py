@@ -1,4 +1,4 @@
-"""Gossip: who averages with whom in a round, and by how much. NumPy alone.
+"""Gossip: which workers average with each other in a round, and by how much. Only NumPy.
 
 A round mixes the workers' parameters by a doubly stochastic matrix
 
@@ -30,7 +30,7 @@ def solve_here(problem: str, solve: Callable[[], list[float]]) -> list[float]:
 class Gossip(NamedTuple):
     """The exchanges of a reducer, and which of them are active in a round."""
 
-    partners: np.ndarray  # i64[M, n]: whom each worker receives from; itself: nobody
+    partners: np.ndarray  # i64[M, n]: from which each worker receives; itself: from none
     weights: np.ndarray  # f64[M, n]: what the difference from the partner is multiplied by
     active: Callable[[int], np.ndarray]  # round -> bool[M], the same for all that ask
     always: bool  # all exchanges are active in every round
@@ -82,11 +82,7 @@ def d_psgd(graph: graphs.Graph | graphs.PeriodicGraph) -> Gossip:
 
 
 def matcha(
-    graph: graphs.Graph,
-    budget: float,
-    *,
-    seed: int,
-    solve_once: SolveOnce = solve_here,
+    graph: graphs.Graph, budget: float, *, seed: int, solve_once: SolveOnce = solve_here
 ) -> Gossip:
     """Each matching of the graph in a share of the rounds, drawn from the seed.
 

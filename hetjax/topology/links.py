@@ -1,6 +1,6 @@
-"""How long the exchanges of a round take: who sends to whom, over links of a given speed.
+"""How long the exchanges of a round take between workers, over links of a given speed.
 
-NumPy alone. Assumes that links are equal and do not disturb each other.
+Only NumPy. Assumes that links are equal and do not disturb each other.
 """
 
 import dataclasses
@@ -84,8 +84,7 @@ def of_graph(graph: graphs.Graph | graphs.PeriodicGraph, copy_secs: float) -> Ne
         return out
 
     copies = degrees.astype(np.float64)
-    secs = float(degrees.max()) * copy_secs
-    neighbours = Exchange(copies, secs, degrees * copy_secs, latest)
+    neighbours = Exchange(copies, float(degrees.max()) * copy_secs, degrees * copy_secs, latest)
     return lambda round: neighbours
 
 
@@ -100,7 +99,7 @@ def of_gossip(gossip: gossip_lib.Gossip, num_workers: int, copy_secs: float) -> 
 
 
 def _in_turn(partners: np.ndarray, copy_secs: float) -> Exchange:
-    """Exchanges one after another: i64[k, n], whom each worker receives from; itself: nobody."""
+    """Exchanges one after another: i64[k, n], from which each worker receives; itself: none."""
     receives = partners != np.arange(partners.shape[1])
     copies = receives.sum(axis=0).astype(np.float64)
     return Exchange(

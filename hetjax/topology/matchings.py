@@ -103,8 +103,7 @@ def _colour_by_fans(pairs: list[tuple[int, int]], num_workers: int, num_colours:
         # A fan: the edge to each member has a colour that is free at the member before it.
         fan, grown = [end], True
         while grown:
-            free = _free(partners, fan[-1])
-            members = [partners[centre][colour] for colour in free]
+            members = [partners[centre][colour] for colour in _free(partners, fan[-1])]
             following = [worker for worker in members if worker >= 0 and worker not in fan]
             fan += following[:1]
             grown = bool(following)

@@ -1,6 +1,6 @@
 """The reducers: their options, and what they plan.
 
-NumPy alone. `reducers.py` has what runs on the devices; it is imported when a run makes that.
+Only NumPy. `reducers.py` has what runs on the devices; it is imported when a run makes that.
 """
 
 import functools
@@ -23,7 +23,7 @@ GraphOption = Annotated[
         "a graph's name, an edge list such as '0-1,1-2,2-0', or a Graph",
         graphs.Graph,
         graphs.PeriodicGraph,
-        says=f"who exchanges with whom: {', '.join(named.GRAPHS)}, or edges such as '0-1,1-2,2-0'",
+        says=f"the graph of neighbours: {', '.join(named.GRAPHS)}, or edges such as '0-1,1-2,2-0'",
     ),
 ]
 Degree = Annotated[

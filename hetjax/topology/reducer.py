@@ -65,7 +65,7 @@ class Reduction(NamedTuple):
     name: str = "reducer"  # what messages call it
 
     def check(self, given: PyTree, made: PyTree) -> None:
-        """Checks what `collective` or `array` made of the sums, by shapes and types alone.
+        """Checks what `collective` or `array` made of the sums, only by shapes and types.
 
         Args:
             given: the sums, a pytree of arrays.
@@ -130,9 +130,7 @@ class Reducer(NamedTuple):
     def tell_if_alone(self, num_workers: int) -> None:
         """Says that it averages nothing where it gossips and there is one worker."""
         if self.gossips and num_workers == 1:
-            logger.warning(
-                f"the reducer {parts.named(self)} exchanges with nobody: there is one worker"
-            )
+            logger.warning(f"the reducer {parts.named(self)} has no neighbour: there is one worker")
 
     def for_run(self, facts: RunFacts) -> Reduction:
         """What runs on the devices, for a run of these facts.

@@ -184,7 +184,6 @@ def _bucketed(
     for bucket in buckets.values():
         flat = jnp.concatenate([leaves[index].reshape(*lead, -1) for index in bucket], axis=-1)
         ends = list(itertools.accumulate(sizes[index] for index in bucket))
-        parts = jnp.split(function(flat), ends[:-1], axis=-1)
-        for index, part in zip(bucket, parts, strict=True):
+        for index, part in zip(bucket, jnp.split(function(flat), ends[:-1], axis=-1), strict=True):
             out[index] = part.reshape(leaves[index].shape)
     return jax.tree.unflatten(treedef, out)

@@ -49,8 +49,7 @@ class Schedule(NamedTuple):
         from hetjax.report import cards
 
         links = [(int(i), int(j)) for matching in self.matchings for i, j in matching]
-        counts = [len(matching) for matching in self.matchings]
-        weights = np.repeat(self.probabilities, counts).tolist()
+        weights = np.repeat(self.probabilities, list(map(len, self.matchings))).tolist()
         num_workers = max((max(link) + 1 for link in links), default=1)
         return cards.of_links("Schedule", self._rows(), num_workers, [(links, weights)])
 

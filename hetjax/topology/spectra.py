@@ -79,7 +79,7 @@ def _lowest(parabolas: list[tuple[float, float]]) -> tuple[float, float]:
         if len(parabolas) == 1 or 1 - 2 * vertex * a + vertex**2 * b <= value:
             return vertex, value
     (a, b), (c, d) = parabolas
-    if b == d:  # the parabolas meet at 0 alone
+    if b == d:  # the parabolas meet only at 0
         return max(zip(vertices, values, strict=True), key=lambda found: found[1])
     crossing = 2 * (a - c) / (b - d)
     return crossing, 1 - 2 * crossing * a + crossing**2 * b

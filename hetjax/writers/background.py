@@ -64,11 +64,7 @@ class Background:
             thread.lines.append(line)
 
     def close(
-        self,
-        status: str,
-        *,
-        summary: Line | None = None,
-        report: Callable[[], str] = lambda: "",
+        self, status: str, *, summary: Line | None = None, report: Callable[[], str] = lambda: ""
     ) -> None:
         """Waits until all is written; may be called again.
 
@@ -182,9 +178,8 @@ def sending(
         <BLANKLINE>
     """
     place = None if workdir is None else paths.on_disk(workdir)
-    background = Background(
-        check(writers), records.RunInfo(config or {}, place, first_step, tuple(sets))
-    )
+    run = records.RunInfo(config or {}, place, first_step, tuple(sets))
+    background = Background(check(writers), run)
 
     def send(report: Any) -> None:
         line = report.read() if hasattr(report, "read") else report

@@ -99,11 +99,10 @@ class _MLflow:
 
         client = mlflow_lib.MlflowClient(self._place)
         known = client.get_experiment_by_name(self._experiment)
-        experiment_id = (
-            client.create_experiment(self._experiment, artifact_location=self._artifacts)
-            if known is None
-            else known.experiment_id
-        )
+        if known is None:
+            number = client.create_experiment(self._experiment, artifact_location=self._artifacts)
+        else:
+            number = known.experiment_id
         found = kept.load(run, "mlflow")
         if found.get("store") == self._place:
             self._run_id = found["run_id"]
@@ -111,7 +110,7 @@ class _MLflow:
             client.update_run(self._run_id, status="RUNNING")
         else:
             name = self._run_name or run.name
-            self._run_id = client.create_run(experiment_id, run_name=name).info.run_id
+            self._run_id = client.create_run(number, run_name=name).info.run_id
             kept.save(run, "mlflow", {"store": self._place, "run_id": self._run_id})
             given = [
                 entities.Param(_allowed(key), str(value)[:_MOST_CHARACTERS])

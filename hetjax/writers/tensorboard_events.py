@@ -39,7 +39,7 @@ def tensorboard(
 
 
 class _TensorBoard:
-    name, wants_report = "tensorboard", False  # it shows text alone: where the page lies
+    name, wants_report = "tensorboard", False  # it shows only text: where the page lies
 
     def __init__(self, directory: str | pathlib.Path | None, every_secs: float) -> None:
         self._given, self.every_secs = directory, every_secs
@@ -69,8 +69,7 @@ class _TensorBoard:
 
             self._file = tensorboardX.SummaryWriter(self._directory, purge_step=run.first_step)
             if run.config:
-                metric = {"train/loss": 0.0}
-                for event in summary.hparams(kept.flat(run.config), metric):
+                for event in summary.hparams(kept.flat(run.config), {"train/loss": 0.0}):
                     self._file.file_writer.add_summary(event)
                 self._file.add_text("configuration", _code(run.config))
         return self._file

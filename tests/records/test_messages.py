@@ -23,7 +23,7 @@ SETS = {  # what a user has set: the lines on stderr begin so
     "the root logger": (f"logging.basicConfig({FORM})", [TAKEN]),
     "a handler that does nothing": ("logging.root.addHandler(logging.NullHandler())", [SHOWN]),
     "absl's program": (
-        f"from experiments import command_line as c; c.run(lambda _: {KEEP})",
+        f"from experiments import command_line as c; c.run(lambda: {KEEP})",
         [SHOWN],
     ),
 }

@@ -73,7 +73,7 @@ def fit_bilevel(
         x: the upper variable. Leaves marked as `hetjax.bilevel.PerExample` live with their example.
         y: the lower variable, where it begins.
         estimator: `value_gap(…)`, `implicit(…)` or `unroll(…)` of `hetjax.bilevel`. With a reducer
-            that gossips a `value_gap` alone; a gate goes with all.
+            that gossips only a `value_gap`; a gate goes with all.
         optimizer: of x, any optax optimiser without a random key in its state. It is given F as
             `value`, and the number of outer steps before as `progress`.
         upper_source, lower_source: the examples of each level, as `fit` takes them.
@@ -196,11 +196,7 @@ def _check_given(callbacks: Any, resume: Any, **counts: Any) -> None:
 
 
 def _evaluations(
-    run: run_lib.BilevelRun,
-    metrics_fn: MetricsFn | None,
-    sets: dict[str, Any],
-    *,
-    progress: bool,
+    run: run_lib.BilevelRun, metrics_fn: MetricsFn | None, sets: dict[str, Any], *, progress: bool
 ) -> evaluations.Evaluations:
     loss = named_lib.giving(run.problem.upper, 3)
     metrics_fn = named_lib.giving(metrics_fn, 2)

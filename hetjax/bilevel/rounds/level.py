@@ -13,6 +13,7 @@ import jax
 import numpy as np
 
 from hetjax import mesh as mesh_lib
+from hetjax import trees
 from hetjax.bilevel.problem import Bilevel, Kind, What
 from hetjax.bilevel.rounds import rules
 from hetjax.data import ledger, sources, stream
@@ -72,7 +73,10 @@ class Level:
         }
         first, *others = whats
         self.kind_of = {first: setup_lib.MAIN} | {what: kind_name(what) for what in others}
-        self._bytes = {what: _size_bytes(rule, point) for what, rule in made.items()}
+        self._bytes = {  # of sums: all but the part that belongs to one example each
+            what: trees.num_bytes(rules_lib.contribution_shapes(rule, point))
+            for what, rule in made.items()
+        }
         self.run = engine.Engine(
             self.loss_fn,
             point,
@@ -117,20 +121,19 @@ class Level:
                 state.rounds, point, kind=kind, again=again, **options
             )
             self._check_weight()
-        revisits = state.revisits
         if again is None:
             self._held.append(report.done)
         else:
             ids = again.example_ids
-            np.add.at(revisits, ids[ids >= 0], 1)
+            np.add.at(state.revisits, ids[ids >= 0], 1)
         self._last = what, report
-        return LevelState(rounds, revisits), sums, report
+        return LevelState(rounds, state.revisits), sums, report
 
     def did(self, report: round_report.Report) -> Any:
         """By what a worker's own loss is multiplied, so that their mean is that of the round.
 
         f32[W]; 0 of a worker that did nothing. A gossiping worker divides by the share that all
-        have, and here are those who did something.
+        have, and here are those that did something.
         """
         setup = self.run.setup
         did = report.done.quotas > 0
@@ -194,12 +197,6 @@ def _weighting(options: Mapping[str, Any]) -> str:
     """What is minimised, as the fields say it; the run refuses what is wrong with them."""
     data = options.get("data")
     return data.get("weighting", "") if isinstance(data, Mapping) else ""
-
-
-def _size_bytes(rule: rules_lib.LocalRule, point: rules.Point) -> int:
-    """Of what a worker sends of its sums: all but the part that belongs to one example each."""
-    leaves = jax.tree.leaves(rules_lib.contribution_shapes(rule, point))
-    return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
 
 
 def _bare(what: What) -> What:

@@ -71,7 +71,7 @@ class OuterReport(reported.Grouped):
     step: int
     """Number of the outer step, from 0."""
     upper_loss: float
-    """F at the lower variable that was reached; NaN where nobody asks for it."""
+    """F at the lower variable that was reached; NaN where no request asks for it."""
     hypergradient_norm: float
     """Euclidean."""
     counts: OuterCounts

@@ -130,8 +130,7 @@ class OuterSteps(task_lib.Task):
         upper_loss = {summary_lib.UPPER_LOSS: self._numbers["upper_loss"]}
         if not (self.summary.is_better(upper_loss) or self._has_sets):
             return
-        params = run.params(self.state, self._point)
-        values = self._judge(params, self.steps_done - 1, **upper_loss)
+        values = self._judge(run.params(self.state, self._point), self.steps_done - 1, **upper_loss)
         self._eval = values if self.evaluate else None
 
     def measure_at_end(self) -> None:
@@ -195,10 +194,7 @@ class OuterSteps(task_lib.Task):
 
     def page(self, summary: dict[str, Any], recorder: workdir.Recorder) -> str:
         return report_lib.render(
-            config=recorder.config,
-            summary=summary,
-            history=recorder.history,
-            rounds=self._rounds,
+            config=recorder.config, summary=summary, history=recorder.history, rounds=self._rounds
         )
 
     def params(self) -> types.PyTree:

@@ -122,14 +122,7 @@ class BilevelRun:
         opt = self._placed(jax.tree.map(np.asarray, self.optimizer.init(self.x)))
         if (text := judged.told(x, opt)) and self.setup.where.leads:
             logger.info(text)
-        return BilevelState(
-            x,
-            opt,
-            None,
-            self.levels[UPPER].init(),
-            self.lower.init(),
-            0,
-        )
+        return BilevelState(x, opt, None, self.levels[UPPER].init(), self.lower.init(), 0)
 
     def _placed(self, tree: types.PyTree) -> types.PyTree:
         rows = mesh_lib.add_worker_axis(tree, self.lower.run.num_workers)
@@ -158,10 +151,7 @@ class BilevelRun:
 
     @jax.transfer_guard("allow")
     def step(
-        self,
-        state: BilevelState,
-        *,
-        asks: Callable[[], gathering.Request] = _nothing,
+        self, state: BilevelState, *, asks: Callable[[], gathering.Request] = _nothing
     ) -> tuple[BilevelState, OuterStep]:
         """One outer step: all requests of a hypergradient, each as a round, and the update of x.
 
@@ -234,7 +224,7 @@ class BilevelRun:
             return jax.device_get(mesh_lib.own_row(rows))
 
     def own_mean(self, rows: types.PyTree) -> types.PyTree:
-        """As `read`, of this process's workers alone: no other process takes part."""
+        """As `read`, of only this process's workers: no other process takes part."""
         return state_lib.own_mean(rows) if self._gossips else self.own_row(rows)
 
     def read(self, rows: types.PyTree) -> types.PyTree:

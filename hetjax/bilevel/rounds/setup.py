@@ -229,9 +229,7 @@ def _least_budget(fields: Mapping[str, Any]) -> int:
 
 def _gossips(estimator: machine.Estimator, fields: Mapping[str, Any]) -> bool:
     """Whether the reducer that is asked for averages parameters; refuses what cannot do with it."""
-    reducer = kinds.resolve("reducer", fields.get("reducer", "all_reduce"))
-    if reducer.keeps_replicas_equal:
-        return False
-    if estimator.needs_all:
+    gossips = not kinds.resolve("reducer", fields.get("reducer", "all_reduce")).keeps_replicas_equal
+    if gossips and estimator.needs_all:
         raise ValueError(f"reducer: this estimator cannot gossip: {estimator.needs_all}")
-    return True
+    return gossips

@@ -45,7 +45,7 @@ class Stepping:
         optimizer: of x.
         x: the upper variable, without worker axis; tells shapes.
         mesh: the workers'; None for the array form.
-        reducer: who averages, where it gossips.
+        reducer: how workers average, where it gossips.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class Stepping:
                 if self._reducer.mixing is None:
                     return ask.receive(carry, answer)
                 scaled = jax.tree.map(lambda loss: loss * did.astype(loss.dtype), answer.loss)
-                new = ask.receive(carry, answer._replace(loss=scaled))  # which is told alone
+                new = ask.receive(carry, answer._replace(loss=scaled))  # which is only told
                 names = (*ask.moves, *ask.keeps)
                 old, moved = ({n: getattr(each, n) for n in names} for each in (carry, new))
                 return new._replace(**trees.select(did > 0, moved, old))
@@ -179,9 +179,7 @@ class Stepping:
             vector = at.vector if ask.what.kind is Kind.PRODUCTS else vectors.zeros_like(at.y)
         tangents = at.tangents
         if self._num_tangents and ask.what.kind is not Kind.TANGENTS:
-            tangents = jax.tree.map(
-                lambda leaf: jnp.zeros((self._num_tangents, *leaf.shape), leaf.dtype), (at.x, at.y)
-            )
+            tangents = vectors.stack_of((at.x, at.y), self._num_tangents)
         point = rules.Point(at.x, at.y, vector, tangents)
         return NextRequest(_strong(point), jnp.asarray(at.batch, jnp.int32))
 
@@ -217,7 +215,7 @@ class Stepping:
                 found = self._estimator.end(carry)
                 grads = self._gathered(found.grad_x)
                 grads = jax.tree.map(lambda g, leaf: g.astype(leaf.dtype), grads, x)
-                loss = found.info.upper_loss  # () where nobody asks for it
+                loss = found.info.upper_loss  # () where no request asks for it
                 given = {"value": jnp.nan if isinstance(loss, tuple) else loss, "progress": done}
                 changes, new_opt = self.optimizer.update(grads, opt, x, **given)
                 info = found.info._asdict() | {"hypergradient_norm": vectors.norm(grads)}
@@ -251,8 +249,7 @@ class Stepping:
 
         Where they gossip, by two: of the gradients, and of the rows after the update.
         """
-        rows = [leaf.values for leaf in per_example.split(x)[1]]
-        size = sum(leaf.size * leaf.dtype.itemsize for leaf in rows)
+        size = trees.num_bytes(per_example.split(x)[1])
         times = 1 if self._reducer.mixing is None else 2
         return times * gossip.ring_copies(num_workers) * num_workers * size
 
@@ -263,7 +260,7 @@ class Stepping:
         if self._reducer.mixing is None or not moves:
             return 0.0
         leaves = jax.tree.leaves([getattr(carry, name) for name in moves])
-        copy = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves) / leaves[0].shape[0]
+        copy = trees.num_bytes(leaves) / leaves[0].shape[0]
         return self._reducer.copies_sent(active) * copy
 
     def _jitted(
@@ -306,10 +303,8 @@ def _on_rows(
 
     def run(*arguments: Any) -> Any:
         specs = tuple(P() if _is_whole(given) else P(_AXIS) for given in arguments)
-        on_mesh = jax.shard_map(
-            body, mesh=mesh, in_specs=specs, out_specs=P(_AXIS), check_vma=False
-        )
-        return on_mesh(*arguments)
+        mapped = jax.shard_map(body, mesh=mesh, in_specs=specs, out_specs=P(_AXIS), check_vma=False)
+        return mapped(*arguments)
 
     jitted = jax.jit(run, donate_argnums=donate)
 

@@ -29,7 +29,7 @@ class BilevelSummary(summary.Summary):
 
     def save(self) -> dict[str, Any]:
         """As of `Summary`."""
-        last = {name: repr(float(value)) for name, value in self._last.items()}
+        last = summary.texts(self._last)
         return super().save() | {"totals": self._totals, "kinds": self._kinds, "last": last}
 
     def restore(self, about: dict[str, Any]) -> None:
@@ -37,7 +37,7 @@ class BilevelSummary(summary.Summary):
         super().restore(about)
         saved = about["summary"]
         self._totals, self._kinds = saved["totals"], saved["kinds"]
-        self._last = {name: float(text) for name, text in saved["last"].items()}
+        self._last = summary.numbers(saved["last"])
 
     def take(self, line: outer_report.OuterReport) -> None:
         """Takes the line of a step in."""
