@@ -97,47 +97,27 @@ def _notes(summary: Record) -> list[str]:
 
 def _tiles(summary: Record) -> list[tiles.Tile]:
     base = summary["baselines"]
-    trimming = base["trimming"]
     gain = 100 * (summary["retrained_test_accuracy"] - base["both"]["test_accuracy"])
+    oracle, validation = (base[name]["test_accuracy"] for name in ("oracle", "validation"))
+    retrained = f"{gain:+.1f} points against training on both, oracle {words.percent(oracle)}"
+    trimming = "small-loss trimming {}".format
+    of_labels, of_drawn = (base["trimming"][name] for name in ("f1_true_labels", "f1_drawn"))
+    products = words.plural(summary["products"], "product")
+    steps = f"{words.count(summary['gradients'])} gradients, {products}"
+    workers = words.plural(summary["num_workers"], "worker")
+    percents = [
+        ("Accuracy, retrained", "retrained_test_accuracy", retrained),
+        ("Accuracy of y", "test_accuracy", f"validation alone {words.percent(validation)}"),
+        ("F1 by right labels", "f1_true_labels", trimming(words.percent(of_labels))),
+        ("F1 by labels not drawn", "f1_drawn", trimming(words.percent(of_drawn))),
+    ]
+    first = f"first step after {words.time(summary['compile_secs'])}"
+    waited = f"of the time of {workers}" + ", emulated speeds" * summary["emulated"]
     return [
-        (
-            "Accuracy, retrained",
-            words.percent(summary["retrained_test_accuracy"]),
-            f"{gain:+.1f} points against training on both, "
-            f"oracle {words.percent(base['oracle']['test_accuracy'])}",
-        ),
-        (
-            "Accuracy of y",
-            words.percent(summary["test_accuracy"]),
-            f"validation alone {words.percent(base['validation']['test_accuracy'])}",
-        ),
-        (
-            "F1 by right labels",
-            words.percent(summary["f1_true_labels"]),
-            f"small-loss trimming {words.percent(trimming['f1_true_labels'])}",
-        ),
-        (
-            "F1 by labels not drawn",
-            words.percent(summary["f1_drawn"]),
-            f"small-loss trimming {words.percent(trimming['f1_drawn'])}",
-        ),
-        (
-            "Time",
-            words.time(summary["train_secs"]),
-            f"first step after {words.time(summary['compile_secs'])}",
-        ),
-        (
-            "Rounds",
-            words.count(summary["rounds"]),
-            f"{words.count(summary['gradients'])} gradients, "
-            f"{words.plural(summary['products'], 'product')}",
-        ),
-        (
-            "Waiting",
-            words.percent(summary["waiting_fraction"]),
-            f"of the time of {words.plural(summary['num_workers'], 'worker')}"
-            + ", emulated speeds" * summary["emulated"],
-        ),
+        *((title, words.percent(summary[name]), text) for title, name, text in percents),
+        ("Time", words.time(summary["train_secs"]), first),
+        ("Rounds", words.count(summary["rounds"]), steps),
+        ("Waiting", words.percent(summary["waiting_fraction"]), waited),
     ]
 
 
