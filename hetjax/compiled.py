@@ -38,9 +38,8 @@ def keep(where: str = AUTO) -> None:
     import jax
 
     has: Any = jax.config  # mypy does not know its options
-    if where == OFF or not has.jax_enable_compilation_cache:
-        return
-    if has.jax_compilation_cache_dir and where == AUTO:
+    is_set = where == AUTO and has.jax_compilation_cache_dir
+    if where == OFF or is_set or not has.jax_enable_compilation_cache:
         return
     directory = default_directory() if where == AUTO else pathlib.Path(where).expanduser()
     try:
