@@ -69,7 +69,10 @@ hits = []
 jax.monitoring.register_event_listener(lambda name, **_: hits.append(name.endswith("cache_hits")))
 import hetjax
 hetjax.join_processes()
-jax.jit(lambda x: 3 * x + worker)(2.0)
+from hetjax import compiled
+compiled.keep()
+with compiled.shared():  # as in a run
+    jax.jit(lambda x: 3 * x + worker)(2.0)
 print("programs found:", sum(hits))
 sys.exit(1 - attempt)  # JAX waits for the other one here
 """
