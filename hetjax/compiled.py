@@ -1,6 +1,6 @@
 """Compiled programs are kept on disk; devices of one kind share them.
 
-Only the last takes a private function of JAX, while a run is open.
+The last takes private functions of JAX, while a run is open.
 """
 
 import contextlib
@@ -24,8 +24,9 @@ AUTO = "auto"
 _MOST_BYTES = 1 << 30  # of kept programs; those used longest ago are removed first
 _USUAL_LEAST_SECS = 1.0  # JAX by itself keeps no program that took less time to compile
 _KEYED = ["module", "devices", "compile_options", "backend"]
+_WRITTEN = ["cache_key", "compile_time_secs", "module_name", "backend", "executable"]
 _lock, _inside = threading.Lock(), 0  # how many runs are open
-_plain: Callable[..., str]  # JAX's, meanwhile
+_plain: dict[str, Callable[..., Any]] = {}  # JAX's own, meanwhile
 
 
 def keep(where: str = AUTO) -> None:
@@ -38,9 +39,8 @@ def keep(where: str = AUTO) -> None:
     import jax
 
     has: Any = jax.config  # mypy does not know its options
-    if where == OFF or not has.jax_enable_compilation_cache:
-        return
-    if has.jax_compilation_cache_dir and where == AUTO:
+    is_set = where == AUTO and has.jax_compilation_cache_dir
+    if where == OFF or is_set or not has.jax_enable_compilation_cache:
         return
     directory = default_directory() if where == AUTO else pathlib.Path(where).expanduser()
     try:
@@ -90,33 +90,38 @@ def _prune(directory: pathlib.Path) -> None:
 
 @contextlib.contextmanager
 def shared() -> Iterator[None]:
-    """Inside, a CPU device loads what was compiled for another one.
+    """Inside, a CPU device loads what was compiled for another one, and launched processes all keep
+    what they compile.
 
-    JAX (0.10 to 0.12) does so for GPUs. For CPUs the key of a program names the device, although a
-    loaded program is bound to the device for which it is loaded. JAX has no public interface for
-    it; of another version each device compiles for itself. Outside JAX's own function is back.
+    JAX (0.10 to 0.12) shares programs between GPUs. For CPUs the key of a program names the device,
+    although a loaded program is bound to the device for which it is loaded. Process 0 alone keeps
+    programs, to spare shared file systems; so the others would compile anew at each restart. JAX
+    has no public interface for either. Outside, its own functions are back.
     """
-    global _inside, _plain
-    home: Any = None
-    with contextlib.suppress(ImportError, AttributeError):
-        from jax._src import cache_key
+    global _inside
+    homes: dict[str, Any] = {}
+    with contextlib.suppress(ImportError, AttributeError):  # of another version
+        from jax._src import cache_key, compiler
 
-        if list(inspect.signature(cache_key.get).parameters)[:4] == _KEYED:
-            home = cache_key
-    if home is None:
-        yield
-        return
+        found: dict[str, Any] = {"get": cache_key.get}
+        found["_cache_write"] = compiler._cache_write
+        names = {name: list(inspect.signature(each).parameters) for name, each in found.items()}
+        if names["get"][:4] == _KEYED:
+            homes["get"] = cache_key
+        if "HETJAX_ATTEMPT" in os.environ and names["_cache_write"][:5] == _WRITTEN:
+            homes["_cache_write"] = compiler
     with _lock:
-        if not _inside:
-            _plain, home.get = home.get, _key
+        for name, home in homes.items() if not _inside else ():
+            _plain[name] = getattr(home, name)
+            setattr(home, name, {"get": _key, "_cache_write": _write}[name])
         _inside += 1
     try:
         yield
     finally:
         with _lock:
             _inside -= 1
-            if not _inside:
-                home.get = _plain
+            for name, home in homes.items() if not _inside else ():
+                setattr(home, name, _plain.pop(name))
 
 
 def _key(module: Any, devices: Any, compile_options: Any, backend: Any, *more: Any) -> str:
@@ -125,4 +130,25 @@ def _key(module: Any, devices: Any, compile_options: Any, backend: Any, *more: A
     if backend.platform == "cpu" and devices.size == 1 and assigned is not None:
         compile_options = copy.deepcopy(compile_options)
         compile_options.device_assignment = type(assigned).create(np.zeros((1, 1), int))
-    return _plain(module, devices, compile_options, backend, *more)
+    return _plain["get"](module, devices, compile_options, backend, *more)
+
+
+def _write(
+    cache_key: str,
+    compile_time_secs: float,
+    module_name: str,
+    backend: Any,
+    executable: Any,
+    host_callbacks: Any = (),
+) -> None:
+    """As JAX's, whatever the process."""
+    import jax
+    from jax._src import compilation_cache
+
+    has: Any = jax.config
+    if compile_time_secs < has.jax_persistent_cache_min_compile_time_secs or host_callbacks:
+        return  # a program that calls Python cannot be kept
+    with contextlib.suppress(Exception):  # a full disk: the next process compiles again
+        compilation_cache.put_executable_and_time(
+            cache_key, module_name, executable, backend, int(compile_time_secs)
+        )

@@ -85,8 +85,7 @@ def program(function: Callable[..., Any], *arguments: Any) -> tuple[Any, Any]:
     """`(program, what the function returns as of `shapes`)`; eagerly the first is None."""
     if is_eager():
         return None, shapes(function, *arguments)
-    traced, returned = jax.make_jaxpr(_anew(function), return_shape=True)(*arguments)
-    return traced, returned
+    return jax.make_jaxpr(_anew(function), return_shape=True)(*arguments)
 
 
 def contents(program: Any) -> tuple[set[str], set[Any]]:

@@ -9,8 +9,7 @@ def require(*packages: str, extra: str = "experiments") -> None:
     Raises:
       ModuleNotFoundError: some are not; says which, and how to get them.
     """
-    missing = [name for name in packages if importlib.util.find_spec(name) is None]
-    if missing:
+    if missing := [name for name in packages if importlib.util.find_spec(name) is None]:
         raise ModuleNotFoundError(
             f"this needs {', '.join(missing)}: pip install 'hetjax[{extra}]'", name=missing[0]
         )

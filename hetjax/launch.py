@@ -6,7 +6,7 @@ The command behind `--` runs once for each worker. Its environment has the worke
 number of workers, the coordinator's address and the number of the attempt (HETJAX_PROCESS_ID,
 HETJAX_NUM_PROCESSES, HETJAX_COORDINATOR, HETJAX_ATTEMPT). When a worker dies or hangs all are
 started again, and a program that saves checkpoints goes on from the last. With --runtime=apart the
-others go on, and `--add=RUNDIR [--cpus=SHARE]` and `--remove=RUNDIR:WORKER` change who is there
+others go on, and `--add=RUNDIR [--cpus=SHARE]` and `--remove=RUNDIR:WORKER` change the membership
 while a run goes on. Exit codes: 0 all finished, 1 the restarts are spent, 2 bad input, 128 + n
 ended by the signal n: 130 by Ctrl-C, 143 by SIGTERM, and so on (SIGHUP, SIGUSR1, SIGUSR2).
 """
@@ -28,7 +28,7 @@ _FLAGS = {
     "that do not say what they do",
     "grace_secs": "between SIGTERM and SIGKILL (%(default)s); three times as long to end the round "
     "when the launcher itself gets it or the like, and longer while a worker saves",
-    "host": "where the coordinator listens (%(default)s: for nobody else)",
+    "host": "where the coordinator listens (%(default)s: only for this machine)",
     "port": "the coordinator's port until the first restart (a free one)",
     "max_workers": "seats of a run apart, for workers that come later (--workers)",
 }
@@ -41,8 +41,8 @@ def parse(argv: Sequence[str]) -> supervisor.Options:
         prog="python -m hetjax.launch",
         usage="python -m hetjax.launch --workers=N [options] -- COMMAND …",
         description="Starts a command as N local workers, each held to its share of the "
-        "processor, and restarts all when one dies or hangs. Who is in a run apart is changed by "
-        "--add=RUNDIR [--cpus=SHARE] and --remove=RUNDIR:WORKER.",
+        "processor, and restarts all when one dies or hangs. --add=RUNDIR [--cpus=SHARE] and "
+        "--remove=RUNDIR:WORKER change the membership of a run apart.",
         allow_abbrev=False,
     )
     cpus = "share of one core of each worker: 1,0.5,… (no limits)"
@@ -54,7 +54,6 @@ def parse(argv: Sequence[str]) -> supervisor.Options:
     parser.add_argument("--runtime", choices=("joined", "apart"), default="joined", help=runtime)
     parser.add_argument("--workers", type=int, required=True, help="how many processes")
 
-    argv = list(argv)
     cut = argv.index("--") if "--" in argv else len(argv)
     flags, command = vars(parser.parse_args(argv[:cut])), tuple(argv[cut + 1 :])
     try:
@@ -89,7 +88,7 @@ def _change(argv: Sequence[str]) -> int:
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("--add", metavar="RUNDIR", help="fill a free seat")
     which.add_argument("--remove", metavar="RUNDIR:WORKER", help="end a worker after its round")
-    parser.add_argument("--cpus", type=float, help="share of a core of who comes (1)")
+    parser.add_argument("--cpus", type=float, help="the new worker's share of a core (1)")
     flags = parser.parse_args(argv)
     directory, request = flags.add, {"cpus": flags.cpus}
     if flags.remove:
@@ -141,7 +140,7 @@ def _check(options: supervisor.Options) -> None:
         join.find_port(options.host, options.port)
     except OSError as error:
         raise ValueError(
-            f"--host={options.host} --port={options.port}: nobody can listen there ({error})"
+            f"--host={options.host} --port={options.port}: no process can listen there ({error})"
         ) from None
 
 

@@ -96,8 +96,7 @@ def _keep_freed_memory() -> None:
     tunables = os.environ.get("GLIBC_TUNABLES", "")
     if not sys.platform.startswith("linux") or "glibc.malloc" in tunables:
         return
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
+    if (mallopt := getattr(ctypes.CDLL(None), "mallopt", None)) is not None:
         trim_threshold, mmap_threshold = -1, -3
         mallopt(trim_threshold, 2**31 - 1)
         mallopt(mmap_threshold, 2**30) or mallopt(mmap_threshold, 2**25)  # the most before 2.35
@@ -111,8 +110,7 @@ def touch_memory(copy_bytes: int) -> None:
     Args:
         copy_bytes: of the parameters of this process's workers.
     """
-    wanted = _SPARE_COPIES * copy_bytes
-    np.ones(min(max(wanted, _LEAST_SPARE_BYTES), _MOST_SPARE_BYTES), np.uint8)
+    np.ones(min(max(_SPARE_COPIES * copy_bytes, _LEAST_SPARE_BYTES), _MOST_SPARE_BYTES), np.uint8)
 
 
 def make_worker_mesh(num_workers: int, devices: Sequence[jax.Device] | None = None) -> Mesh:
@@ -181,7 +179,7 @@ def devices_of(platforms: Sequence[str], num_workers: int) -> list[jax.Device]:
 
 
 def num_devices(platforms: Sequence[str]) -> int:
-    """How many workers there are, where nobody says it; () is the default platform."""
+    """How many workers there are, where nothing says it; () is the default platform."""
     return sum(len(_devices_on(name)) for name in platforms) if platforms else jax.device_count()
 
 

@@ -1,4 +1,4 @@
-"""What a run tells its user beside its results: by `logging`, and on stderr where nobody takes it.
+"""What a run tells its user beside its results: by `logging`, and on stderr where none takes it.
 
 Each module that speaks has a logger of its name. A user silences them by
 `logging.getLogger("hetjax").setLevel(logging.ERROR)`, and collects what is said by a handler there
@@ -25,7 +25,7 @@ class OnStderr(logging.Handler):
         try:
             with bars.external_write_mode(sys.stderr) if bars else contextlib.nullcontext():
                 print(f"{who}: {record.getMessage()}", file=sys.stderr)
-        except (OSError, ValueError):  # nobody reads stderr any more; the run goes on
+        except (OSError, ValueError):  # stderr is not read any more; the run goes on
             self.handleError(record)
 
 

@@ -13,7 +13,7 @@ NO_AVERAGE = "this run keeps no average; give ema=, such as ema=0.999"
 
 
 class Losses(NamedTuple):
-    """What a loss function may return, beside losses alone and `(losses, weights)`.
+    """What a loss function may return, beside bare losses and `(losses, weights)`.
 
     An update descends `sum(weights * losses) / sum(weights)` over its round, whose derivative it is
     also where the weights depend on the parameters; `jax.lax.stop_gradient` makes them constant. As
@@ -192,9 +192,7 @@ class TrainState(NamedTuple):
     memory: PyTree  # of the order's observer; () where the order needs none
     opt_state: PyTree  # of the optimiser; () where no round updates
     worker: PyTree  # of the local rule; () where it keeps nothing from round to round
-    progress_rounds: (
-        jax.Array | np.ndarray
-    )  # f32[W]: examples processed over the nominal examples a round
+    progress_rounds: jax.Array | np.ndarray  # f32[W]: examples processed over those of a full round
     model_state: PyTree = ()  # of the model; () where it keeps none
     average: PyTree = ()  # a `Model`: of both over the rounds, float32 or wider; () without `ema`
     progress_rest: PyTree = ()  # f32[W]: by how much `progress_rounds`, in float32, is too large
@@ -219,7 +217,7 @@ class UpdateSize(NamedTuple):
 class SyncMetrics(NamedTuple):
     """What a synchronisation tells the host, the same on every worker."""
 
-    loss_sum: jax.Array  # f32[]; NaN, for who reads it, where the local rule adds up none
+    loss_sum: jax.Array  # f32[]; read as NaN where the local rule adds up none
     weight_sum: jax.Array  # f32[]
     example_count: jax.Array  # i32[W]: examples that entered the sums
     microbatches_done: jax.Array  # i32[W]

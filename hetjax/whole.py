@@ -1,8 +1,8 @@
-"""Files that are there whole or not at all, whoever is killed while they are written.
+"""Files that are there whole or not at all, even if their writer is killed meanwhile.
 
 What is written has a name of its own until it is whole. No other process ever has that name: not
-one that sleeps meanwhile, and none that is given the number of a process that is gone. So nobody
-writes into what has taken its place.
+one that sleeps meanwhile, and none that is given the number of a process that is gone. So no
+process writes into what has taken its place.
 """
 
 import contextlib

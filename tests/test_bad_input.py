@@ -77,7 +77,7 @@ def test_a_port_that_is_in_use_is_told(taken, tmp_path):
     message = f"process 0 cannot listen at 127.0.0.1:{taken}"
     refused(message, tmp_path, *place(0, taken), HETJAX_START_SECS="5")
     launch = [*LAUNCH, "--workers=2", f"--port={taken}", "--"]
-    refused(rf"--port={taken}: nobody can listen there", tmp_path, before=launch)
+    refused(rf"--port={taken}: no process can listen there", tmp_path, before=launch)
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from hetjax import executor, parts
+from hetjax import executor, parts, trees
 from hetjax.losses import forwarding, stateful
 from hetjax.losses import named as named_lib
 
@@ -87,8 +87,7 @@ def loss_of(
         }
 
         def asked(model: Any) -> Any:
-            given = {name: values[name]() for name in names}
-            return function(model, batch, *mask, **given)
+            return function(model, batch, *mask, **{name: values[name]() for name in names})
 
         return call(params, state, keys_of(key), asked)
 
@@ -129,7 +128,7 @@ def check_model(caller: str, model: Any, wanted: type) -> None:
         return
     is_nnx = wanted is nnx.Module
     if not is_nnx and hasattr(model, "apply") and not isinstance(model, (type, nnx.Module)):
-        return  # it is called like a module of Linen, whoever made it
+        return  # it is called like a module of Linen, whatever made it
     kind = "NNX" if is_nnx else "Linen"
     raise ValueError(f"{caller}: got {parts.shown(model)}; give a module of Flax {kind}")
 
@@ -161,8 +160,7 @@ def check_params(caller: str, given: Any, expected: Any, name: str = "params") -
 
 
 def _shapes(params: Any) -> dict[str, tuple[int, ...]]:
-    paths = jax.tree.leaves_with_path(params)
-    return {dotted(path): jnp.shape(leaf) for path, leaf in paths}
+    return {dotted(path): jnp.shape(leaf) for path, leaf in jax.tree.leaves_with_path(params)}
 
 
 def each_key(losses: Callable[[Any, jax.Array], Any], batch: Any, keys: jax.Array) -> Any:
@@ -181,8 +179,7 @@ def each_key(losses: Callable[[Any, jax.Array], Any], batch: Any, keys: jax.Arra
         return leaf[0]
 
     def one(example: Any, key: jax.Array) -> Any:
-        of_one = jax.tree.map(lambda leaf: leaf[None], example)
-        return jax.tree.map(first, losses(of_one, key))
+        return jax.tree.map(first, losses(trees.add_row_axis(example), key))
 
     return executor.each(one, batch, keys)
 

@@ -102,11 +102,7 @@ def linen_metrics(
 
 
 def linen_variables(
-    variables: Mapping[str, Any],
-    params: Any,
-    model_state: Any = None,
-    *,
-    wrt: Filter | None = None,
+    variables: Mapping[str, Any], params: Any, model_state: Any = None, *, wrt: Filter | None = None
 ) -> dict[str, Any]:
     """Returns `variables` with `params` in their place, for instance those that training returned.
 
@@ -125,8 +121,7 @@ def linen_variables(
       >>> linen_variables(variables, trained, wrt=lambda path, _: "lora" in path)
       {'params': {'base': {'kernel': 1.0}, 'lora': {'kernel': 3.0}}}
     """
-    mutable = tuple(model_state or ())
-    caller = _Caller("linen_variables", None, variables, wrt, mutable)
+    caller = _Caller("linen_variables", None, variables, wrt, tuple(model_state or ()))
     return caller.variables(params, model_state or {})
 
 
@@ -219,8 +214,7 @@ class _Caller:
           ValueError: the call would.
         """
         watched = {name: variables[name] for name in self._constants if name != _SOWN}
-        paths = [path for path, _ in jax.tree.leaves_with_path(watched)]
-        if not paths:
+        if not (paths := [path for path, _ in jax.tree.leaves_with_path(watched)]):
             return
         kept = {k: v for k, v in kwargs.items() if k not in ("mutable", "capture_intermediates")}
 

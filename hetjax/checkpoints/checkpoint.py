@@ -51,7 +51,7 @@ class Checkpoints:
         directory: made if it does not exist.
         keep: how many checkpoints stay, the newest ones.
         on_stage: called in the background thread as each of the `STAGES` begins.
-        meanwhile: called again and again by who waits until a checkpoint is written.
+        meanwhile: called again and again in the wait until a checkpoint is written.
 
     Raises:
         ValueError: the directory cannot be made or written to.
@@ -95,9 +95,8 @@ class Checkpoints:
         index = {name: [str(array.dtype), list(array.shape)] for name, array in arrays.items()}
         text = json.dumps({"about": about, "arrays": index}, indent=1, allow_nan=False)
         # Orbax refuses arrays without elements; the index alone has them.
-        self._pending = self._thread.submit(
-            self._write, step, {n: a for n, a in arrays.items() if a.size}, text
-        )
+        filled = {name: array for name, array in arrays.items() if array.size}
+        self._pending = self._thread.submit(self._write, step, filled, text)
 
     def wait(self) -> None:
         """Returns when nothing is being written any more.

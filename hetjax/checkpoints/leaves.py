@@ -148,8 +148,7 @@ def form_of(tree: types.PyTree) -> Any:
         return {"dict": [[key, form_of(tree[key])] for key in sorted(tree, key=str)]}
     if type(tree) in (list, tuple):
         return {type(tree).__name__: [form_of(child) for child in tree]}
-    children = _children(tree)
-    if not children:
+    if not (children := _children(tree)):
         return {"none": []}
     if children[0][1] is tree:
         return {"leaf": []}
@@ -164,8 +163,7 @@ def build(form: Any, arrays: dict[str, np.ndarray], prefix: str = "") -> types.P
     if kind == "none":
         return None
     if kind == "slow":
-        slow = build(children, arrays, _joined(prefix, "slow"))
-        return optax.LookaheadParams.init_synced(slow)
+        return optax.LookaheadParams.init_synced(build(children, arrays, _joined(prefix, "slow")))
     if kind == "dict":
         return {key: build(child, arrays, _joined(prefix, str(key))) for key, child in children}
     made = [build(child, arrays, _joined(prefix, str(i))) for i, child in enumerate(children)]

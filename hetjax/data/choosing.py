@@ -128,8 +128,7 @@ def _too_large(source: Any, found: trial.Trial, devices: Sequence[jax.Device]) -
     size = found.example_bytes * len(source)
     own = {device for device in devices if device.process_index == jax.process_index()}
     copies = 1 + sum(device.platform == "cpu" for device in own)
-    of_machine = memory.free_bytes()
-    if of_machine is not None:
+    if (of_machine := memory.free_bytes()) is not None:
         of_machine //= join.processes_of_machine()
     for needed, free, where in (
         (copies * size, of_machine, "memory"),
@@ -182,7 +181,7 @@ def _lines(
     elif asked == AUTO and (draws or large):
         yield f"{changed or large}. So the feed is 'streamed'; data.feed='resident' reads once"
         if draws and crew.size > 1 and not crew.processes:
-            yield f"{crew.size} threads read {name}, whose random numbers depend on who is first"
+            yield f"{crew.size} threads read {name}, whose random numbers depend on which is first"
 
 
 def _bar(total: int, title: str, *, shown: bool) -> contextlib.AbstractContextManager[Any]:

@@ -231,8 +231,7 @@ class StreamedFeed(Feed):
 
     def _submit(self, pass_index: int, microbatches: list[np.ndarray]) -> None:
         """Has microbatches i32[B] read as one block: at once, or in parts by several threads."""
-        ids = np.stack(microbatches)
-        ids = rows(ids, np).reshape(-1) - self.own.first
+        ids = rows(np.stack(microbatches), np).reshape(-1) - self.own.first
         size = -(-len(ids) // self._num_readers)
         parts = [ids[start : start + size] for start in range(0, len(ids), size)]
         block = [self._readers.submit(part, pass_index) for part in parts]

@@ -89,7 +89,7 @@ def make_stream(
     *,
     last: str,
 ) -> stream_lib.Stream:
-    """As the configuration says; tells who has nothing to do. A private shard always has a part."""
+    """As the configuration says; names idle workers. A private shard always has a part."""
     common: dict[str, Any] = {
         "microbatch_size": config.microbatch_size,
         "ordering": chosen.ordering,

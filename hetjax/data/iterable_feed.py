@@ -89,8 +89,7 @@ class IterableFeed(feed.Feed):
     def _ask(self, stop: int) -> None:
         """Has all positions before `stop` read, and a buffer more; of this pass alone."""
         length = len(self._source)
-        most = -(-stop // length) * length
-        stop = min(stop + self._source.buffer_size - 1, most)
+        stop = min(stop + self._source.buffer_size - 1, -(-stop // length) * length)
         if stop > self._is_asked:
             self._is_asked = stop
             self._asked.append((stop, self._readers.submit(np.array([stop]))))
@@ -139,8 +138,7 @@ class IterableFeed(feed.Feed):
 
     def read_ahead(self, example_ids: np.ndarray, passes: np.ndarray) -> None:
         start = passes[:, None] * len(self._source) - self.own.first
-        wanted = set((example_ids + start)[example_ids >= 0].tolist())
-        if not wanted:
+        if not (wanted := set((example_ids + start)[example_ids >= 0].tolist())):
             return
         with self._lock:
             last = max(wanted)
@@ -176,8 +174,7 @@ class IterableFeed(feed.Feed):
         shaped = iter([column.reshape(*shape, *column.shape[1:]) for column in columns])
         examples = leaves.rebuild(self._like, shaped)
         mask = (example_ids >= 0).astype(np.float32)
-        microbatch = types.Microbatch(example_ids, mask, examples)
-        return jax.device_put(microbatch, self._devices[worker])
+        return jax.device_put(types.Microbatch(example_ids, mask, examples), self._devices[worker])
 
     # --- How a run goes on ---
 

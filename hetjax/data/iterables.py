@@ -164,8 +164,7 @@ class Inputs:
         Args:
             needed: no example before it is asked for again, so that older states can go.
         """
-        own = self._own_state()
-        if own is None:
+        if (own := self._own_state()) is None:
             return
         found = _Snapshot(self._taken, self._iteration, copy.deepcopy(own[0]()), [])
         with self._lock:

@@ -170,7 +170,7 @@ def as_array(leaf: Any) -> np.ndarray:
     if hasattr(leaf, "filled") and np.any(getattr(leaf, "mask", False)):
         raise ValueError(f"is masked in {np.count_nonzero(leaf.mask)} places, {_MASKED}")
     if hasattr(leaf, "column_names"):
-        raise ValueError(f"is a table ({type(leaf).__name__}): give one alone, or its columns")
+        raise ValueError(f"is a table ({type(leaf).__name__}): give a single one, or its columns")
     array = np.asarray(leaf)
     if array.dtype.char in "gG":
         raise ValueError(f"has dtype {array.dtype}, which JAX lacks: give .astype(np.float64)")
@@ -180,8 +180,7 @@ def as_array(leaf: Any) -> np.ndarray:
 def _mend(array: np.ndarray) -> str:
     """What to do with an array that holds no numbers."""
     values = array.reshape(-1).tolist()
-    at = _first_odd(values)
-    if at is not None:
+    if (at := _first_odd(values)) is not None:
         return f"entry {at} is {values[at]!r}, which is no number"
     if values and all(
         hasattr(value, "__len__") and not isinstance(value, str | bytes | dict) for value in values

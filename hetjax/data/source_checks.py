@@ -28,8 +28,7 @@ def opened(data: Any) -> Any:
         return {name: np.asarray(data[name]) for name in data.column_names}
     if hasattr(data, "to_numpy"):  # a column; the index of a pandas Series is no id
         return np.asarray(data) if hasattr(data, "__array__") else data.to_numpy()
-    refused = _refusal(data)
-    if refused:
+    if refused := _refusal(data):
         raise ValueError(f"a source cannot be made of {refused}")
     return data
 

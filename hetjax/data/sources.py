@@ -56,8 +56,7 @@ class ArraySource:
 
     def __init__(self, arrays: PyTree, *, notes: Sequence[str] = ()):
         self.notes = tuple(notes)
-        found = leaves.of_arrays(arrays)
-        if not found:
+        if not (found := leaves.of_arrays(arrays)):
             raise ValueError("a source of arrays needs at least one array")
         lengths = {path or "array": array.shape[0] for path, array in found}
         if len(set(lengths.values())) > 1:
@@ -299,7 +298,7 @@ def _records(source: Any, ids: list[int]) -> Iterator[list[tuple[str, np.ndarray
             for index in ids:
                 _record(source, index)
             raise ValueError(
-                f"examples {ids[0]} to {ids[-1]} cannot be read together, though each can alone: "
+                f"examples {ids[0]} to {ids[-1]} cannot be read together, though one by one: "
                 f"{type(error).__name__}: {error}"
             ) from error
         if not isinstance(items, Sequence) or len(items) != len(ids):
@@ -313,8 +312,7 @@ def _records(source: Any, ids: list[int]) -> Iterator[list[tuple[str, np.ndarray
 def _described(source: Any) -> str:
     """The source's type or name, and where a prepared data set's files are, maybe damaged."""
     name = source if isinstance(source, str) else type(source).__name__
-    folder = getattr(getattr(source, "dataset_info", None), "data_dir", None)
-    if folder is None:
+    if (folder := getattr(getattr(source, "dataset_info", None), "data_dir", None)) is None:
         return name
     return f"{name} in {folder} (if its files are damaged, delete that and prepare it again)"
 

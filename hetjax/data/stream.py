@@ -46,7 +46,7 @@ class Assignment(NamedTuple):
 
 
 class StreamState(NamedTuple):
-    """Where a stream stands between two rounds: arrays, whole numbers and tuples alone.
+    """Where a stream stands between two rounds: only arrays, whole numbers and tuples.
 
     The shapes of the arrays do not change in a run.
     """
@@ -60,11 +60,7 @@ class _Stream:
     """Shards, each of which some workers go through: all of them, or one."""
 
     def __init__(
-        self,
-        shards: list[passes_lib.Shard],
-        workers: list[np.ndarray],
-        *,
-        ends_early: bool = False,
+        self, shards: list[passes_lib.Shard], workers: list[np.ndarray], *, ends_early: bool = False
     ) -> None:
         self._shards, self._workers = shards, workers  # of each shard, one after the other
         self._sizes, self._firsts = [len(some) for some in workers], [some[0] for some in workers]
@@ -163,15 +159,14 @@ class _Stream:
                 processed = np.concatenate([processed, now.remaining])
                 signs = None if signs is None else np.pad(signs, (0, len(now.remaining)))
             places = processed if shard.place_of is None else shard.place_of[processed]
-            order_state = shard.place(own.order_state, places, signs)
-            passes[index] = now._replace(order_state=order_state)
+            passes[index] = now._replace(order_state=shard.place(own.order_state, places, signs))
             if is_over:
                 passes[index], ledger = shard.next_pass(passes[index], ledger)
         return StreamState(tuple(passes), ledger, examples)
 
 
 class SharedStream(_Stream):
-    """Shared data: one order over all examples, whoever processes them.
+    """Shared data: one order over all examples, whichever worker processes them.
 
     Args:
         num_examples: N, at least 1.

@@ -160,12 +160,11 @@ def on_devices(config: Any, *, is_asked_for: bool = False) -> Any:
 
     Args:
         config: a dataclass with `local` and `cluster`, as an `ExperimentConfig` has them.
-        is_asked_for: whether somebody set `local`, which then stays: too few devices are refused.
+        is_asked_for: whether the user set `local`, which then stays: too few devices are refused.
     """
     num_workers, devices = config.cluster.num_workers, jax.devices()
-    if config.local != "stepped" or config.cluster.platforms or jax.process_count() > 1:
-        return config
-    if place.own() is not None:
+    is_one = jax.process_count() == 1 and place.own() is None
+    if config.local != "stepped" or config.cluster.platforms or not is_one:
         return config
     platform, on_cpus = devices[0].platform, jax.config.jax_num_cpu_devices  # type: ignore[attr-defined]
     if num_workers > len(devices):
@@ -195,9 +194,8 @@ def _of_group(group: str, given: Any) -> tuple[dict[str, Any], Any]:
     rest = dict(given) if isinstance(given, dict) else {key: given}
     own = {field.name for field in dataclasses.fields(default)} - {key, kinds.ARGUMENTS}
     of_run = {name: rest.pop(name) for name in own & rest.keys()}
-    more = config_lib.fields.ARGUMENTS.check(
-        f"{group}.{kinds.ARGUMENTS}", rest.pop(kinds.ARGUMENTS, ())
-    )
+    name = f"{group}.{kinds.ARGUMENTS}"
+    more = config_lib.fields.ARGUMENTS.check(name, rest.pop(kinds.ARGUMENTS, ()))
     named = {key: getattr(default, key), **rest, kinds.ARGUMENTS: more}
     part = kinds.resolve(group, named, own=own)
     return of_run | kinds.described(group, part), part

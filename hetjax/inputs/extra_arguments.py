@@ -14,7 +14,7 @@ OTHERWISE = "the optimizer updates otherwise: another kind, learning rate or set
 
 
 class Asked(optax.GradientTransformationExtraArgs):
-    """An optimiser that is given what it takes alone."""
+    """An optimiser that is given only what it takes."""
 
     plain: optax.GradientTransformation
     """The optimiser itself."""

@@ -146,7 +146,7 @@ def check(found: Mapping[str, str], held: str, *, way: str, force: str, is_force
 
 
 def of_data(source: Any) -> str:
-    """A digest of the examples' values; of their shapes alone where reading one twice gives two."""
+    """A digest of the examples' values; only of their shapes where reading one twice gives two."""
     if isinstance(source, sources.ArraySource):
         if sum(leaf.nbytes for leaf in jax.tree.leaves(source.arrays)) <= _WHOLE_BYTES:
             return digests.of_arrays(source.arrays)

@@ -1,7 +1,5 @@
 """The order that a run asks for, tried on its loss: does it work?"""
 
-import logging
-
 import jax
 
 from hetjax import executor, ordering, types
@@ -12,8 +10,6 @@ from hetjax.losses import batch_loss
 from hetjax.losses import loss as losses_lib
 from hetjax.losses import named as named_lib
 
-logger = logging.getLogger(__name__)
-
 
 def make(
     method: ordering.Ordering,
@@ -23,7 +19,6 @@ def make(
     params: types.PyTree,
     examples: types.PyTree,
     *,
-    leads: bool,
     changes_state: bool = False,
 ) -> ordering.Observer | None:
     """The order's part on the devices; None where the order needs none.
@@ -35,7 +30,6 @@ def make(
         loss_fn: the user's.
         params: the parameters.
         examples: a microbatch of them.
-        leads: whether this process tells the user what is noticed.
         changes_state: a call of the loss changes the model's state.
 
     Raises:
@@ -66,6 +60,4 @@ def make(
             f"ordering.method: {name!r} cannot work with this loss (a custom_vjp? metrics without "
             f"weights.sum()?): {str(error).splitlines()[0]}"
         ) from error
-    if observer.dear and leads:
-        logger.warning(f"ordering.method={name!r}: {observer.dear}")
     return observer

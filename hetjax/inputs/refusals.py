@@ -180,7 +180,7 @@ def check_optimizer(
             )
         raise ValueError(
             f"{caller}: the update of this optimizer ({_whose(optimizer, error)}) needs "
-            f"{' and '.join(missing)}, too. {why}. Take one that needs gradients alone"
+            f"{' and '.join(missing)}, too. {why}. Take one that needs only gradients"
         ) from None
     if _shapes(before) != _shapes(after):
         maker = f"{caller}: the update of this optimizer ({_whose(optimizer)})"
@@ -215,8 +215,7 @@ def _tried(
     def states(params: Any) -> tuple[Any, Any]:
         params = jax.tree.map(jnp.asarray, params)
         state = optimizer.init(params)
-        own = {name: extra[name] for name in given}
-        updates, after = optimizer.update(params, state, params, **own)
+        updates, after = optimizer.update(params, state, params, **{n: extra[n] for n in given})
         optax.apply_updates(params, updates)
         return state, after
 

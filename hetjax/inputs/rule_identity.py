@@ -103,7 +103,7 @@ def _shapes_of(tree: types.PyTree) -> types.PyTree:
 
 
 def microbatch_of(examples: types.PyTree) -> types.PyTree:
-    """Its shapes alone."""
+    """Only its shapes."""
     size = jax.tree.leaves(examples)[0].shape[0]
     ids, mask = (jax.ShapeDtypeStruct((size,), dtype) for dtype in (jnp.int32, jnp.float32))
     whole: Any = ids, mask, _shapes_of(examples)

@@ -1,4 +1,4 @@
-"""Looks after workers that come and go (`--runtime=apart`): who dies is started anew, alone.
+"""Looks after workers that come and go (`--runtime=apart`): one that dies is started anew, alone.
 
 Exit codes beside those of `supervisor`: 75 was late and is left out, to be started anew; 76 left as
 it was asked to. A worker that tells why it ends (it raised) ends the attempt, as in any run.
@@ -42,7 +42,7 @@ class Apart(supervisor.Supervisor):
         if int(attempt):
             shutil.rmtree(self.run_directory / str(int(attempt) - 1), ignore_errors=True)
             logger.warning(
-                f"workers 0 to {num_workers - 1} begin; who was added or removed is not known"
+                f"workers 0 to {num_workers - 1} begin; added and removed workers are not known"
             )
         self._seats = seats.Seats(self.run_directory / attempt, num_workers, most)
         self._common, self._has_finished = dict(common), False
@@ -80,7 +80,7 @@ class Apart(supervisor.Supervisor):
         if is_spent and worker == 0 and not has_begun:
             return False  # the others would wait for what it has to say
         if is_killed and has_begun and not (self._has_finished or self._seats.hold_state()):
-            return False  # who is left has only begun to start
+            return False  # those that are left have only begun to start
         self._workers.ended(worker)
         told = f"{supervisor.end_of(event)}; the others go on; "
         if code == REMOVED or (leaves and not self._has_finished):
@@ -103,8 +103,8 @@ class Apart(supervisor.Supervisor):
     def _fault(
         self, snapshots: Mapping[int, beacons.Snapshot | None], stopped: set[int]
     ) -> faults.Fault | None:
-        """Who sleeps is left out by the others, and is at fault when it sleeps for long; who has
-        been started late has its time, and so has who does work of its own."""
+        """The others leave out one that sleeps; it is at fault when it sleeps long. One that was
+        started late has its time, and so has one that does work of its own."""
         now, options = time.monotonic(), self._options
         self._slept = {k: self._slept.get(k, now) for k in stopped}
         for worker, since in self._slept.items():
@@ -136,8 +136,7 @@ class Apart(supervisor.Supervisor):
                 logger.info(text)
             except ValueError as error:
                 is_done, text = False, str(error)
-            answer = key.replace("ask/", "answer/")
-            self._asks.key_value_set(answer, json.dumps([is_done, text]))
+            self._asks.key_value_set(key.replace("ask/", "answer/"), json.dumps([is_done, text]))
 
     def _done(self, request: Mapping[str, Any]) -> str:
         """Does what a user asks; says so.
@@ -145,8 +144,7 @@ class Apart(supervisor.Supervisor):
         Raises:
             ValueError: it cannot be done.
         """
-        worker = request.get("remove")
-        if worker is not None:
+        if (worker := request.get("remove")) is not None:
             if worker not in self._seats.start_of:
                 there = ", ".join(map(str, sorted(self._seats.start_of)))
                 raise ValueError(f"worker {worker} does not run; there are {there}")
@@ -154,8 +152,7 @@ class Apart(supervisor.Supervisor):
                 raise ValueError(f"worker {worker} is the last; end the run by Ctrl-C")
             self._seats.ask_to_leave(worker)
             return f"worker {worker} is to leave after its round"
-        seat = self._seats.free()
-        if seat is None:
+        if (seat := self._seats.free()) is None:
             most = self._options.max_workers or self._options.num_workers
             raise ValueError(f"all {most} seats are taken; start the run with more --max_workers")
         if self._has_finished or self._verdict or self._faults or self._stop_code:

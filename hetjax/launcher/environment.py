@@ -35,7 +35,6 @@ def allocator() -> dict[str, str]:
     name, version = platform.libc_ver()
     if name != "glibc" or any(v.startswith(("GLIBC_TUNABLES", "MALLOC_")) for v in os.environ):
         return {}
-    is_old = tuple(map(int, version.split(".")[:2])) < (2, 35)
-    most = _MOST_OF_OLD_GLIBC if is_old else _KEPT
+    most = _KEPT if tuple(map(int, version.split(".")[:2])) >= (2, 35) else _MOST_OF_OLD_GLIBC
     wanted = {"hugetlb": 1, "trim_threshold": _KEPT, "mmap_threshold": most, "arena_max": 1}
     return {"GLIBC_TUNABLES": ":".join(f"glibc.malloc.{k}={v}" for k, v in wanted.items())}

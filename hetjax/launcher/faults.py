@@ -40,7 +40,7 @@ def find_fault(
 
     First it looks for a process that is stopped or says nothing any more. Then it looks for the
     entry that is longest over its limit: 1.5 heartbeats, or `start_secs` while starting. If all
-    have waited for each other for 2 heartbeats, it is nobody's fault; the reason names the one in
+    have waited for each other for 2 heartbeats, none is at fault; the reason names the one in
     the earliest round first.
 
     Args:

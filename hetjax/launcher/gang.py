@@ -83,7 +83,7 @@ class Log:
                     data = data[os.write(target, data) :]
                 except BlockingIOError:
                     time.sleep(0.01)
-                except OSError:  # nobody reads any more; the workers go on all the same
+                except OSError:  # it is not read any more; the workers go on all the same
                     self._broken.add(target)
 
 

@@ -1,4 +1,4 @@
-"""The seats of a run apart: who sits in each, who is over, and what users ask for while it runs.
+"""The seats of a run apart: their starts, which are over, and what users ask for while it runs.
 
 The workers read `roll`, a byte for each start of a process. Users ask by files in the directory of
 the run: `--add`, `--remove` of `hetjax.launch`.
@@ -64,11 +64,11 @@ class Seats:
         }
 
     def over(self, seat: int, *, killed: bool) -> None:
-        """Writes where all look that who sat there is over; the seat is free."""
+        """Writes where all look that the start in it is over; the seat is free."""
         self._roll[self.start_of.pop(seat)] = place.KILLED if killed else place.OVER
 
     def has_begun(self) -> bool:
-        """Whether the workers have decided who begins the run."""
+        """Whether the workers have decided which of them begin the run."""
         return bool(self._board.key_value_dir_get("decision/"))
 
     def has_ended(self) -> bool:
@@ -85,7 +85,7 @@ class Seats:
         return next((seat for seat in range(self._seats) if seat not in self.start_of), None)
 
     def staying(self) -> set[int]:
-        """The seats of those who are not asked to leave."""
+        """The seats of those that are not asked to leave."""
         return {k for k, start in self.start_of.items() if self._roll[start] == place.RUNS}
 
     def ask_to_leave(self, seat: int) -> None:
@@ -106,7 +106,7 @@ def ask(directory: str, request: Mapping[str, Any]) -> str:
         asks.key_value_set(f"ask/{name}", json.dumps(request))
         answer = asks.blocking_key_value_get(f"answer/{name}", _PATIENCE_MILLISECS)
     except TimeoutError:
-        asks.key_value_delete(f"ask/{name}")  # or it would be done when nobody expects it
+        asks.key_value_delete(f"ask/{name}")  # or it would be done when it is not expected
         raise ValueError(f"{directory}: the launcher does not answer, or has ended") from None
     except OSError:
         raise ValueError(f"{directory}: there is no such run, or it has ended") from None

@@ -1,4 +1,4 @@
-"""Where does a worker that hangs stand? Its stacks, kept for whoever looks later."""
+"""Where does a worker that hangs stand? Its stacks, kept for a later look."""
 
 import contextlib
 import os

@@ -4,7 +4,7 @@ What the exit code of a worker means: 0 finished; 2 bad input, which no restart 
 by the signal n of `interrupt.ENDS`, saved; anything else a fault. After a fault the whole gang is
 started again, since no process can join the others in the middle of a run. The workers go on from
 their last checkpoint, of which nothing here knows. A worker that raises tells so (`endings`) before
-anything else of it ends. So nobody has to guess whose fault it was.
+anything else of it ends. So the user need not guess which was at fault.
 """
 
 import contextlib
@@ -275,8 +275,7 @@ class Supervisor:
     def _conclude(self) -> None:
         """Names the worker that died by itself, and not for want of the others."""
         first = min(self._faults, key=lambda event: (not died_by_itself(event), event.time))
-        told = self._read_told()
-        if told is not None:
+        if (told := self._read_told()) is not None:
             self._conclude_told(told)
             return
         cause = end_of(first)
@@ -328,8 +327,7 @@ class Supervisor:
             return
         snapshots = self._snapshots()
         stopped = self._stopped()
-        fault = self._fault(snapshots, stopped)
-        if fault is None:
+        if (fault := self._fault(snapshots, stopped)) is None:
             return
         logger.warning(f"hung: {fault.reason}")
         for index in snapshots if fault.process is None else [fault.process]:
@@ -363,7 +361,7 @@ class Supervisor:
         return {index: beacons.read(self._directory, index) for index in self._workers.running}
 
     def _stopped(self) -> set[int]:
-        """Workers that somebody else has stopped: not the duty cycle, which continues them."""
+        """Workers that something else has stopped: not the duty cycle, which continues them."""
         return {
             index
             for index, pid in self._workers.running.items()

@@ -49,7 +49,6 @@ def finish(
 
 def without_row_axis(shared: types.Shared) -> types.Shared:
     """The values for one worker, of its rows `[1, ...]`."""
-    params, model_state, values = trees.first_row(
-        (shared.params, shared.model_state, shared.named.values)
-    )
+    rows = shared.params, shared.model_state, shared.named.values
+    params, model_state, values = trees.first_row(rows)
     return types.Shared(params, shared.given, model_state, shared.named._replace(values=values))

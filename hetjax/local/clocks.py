@@ -60,7 +60,7 @@ class Times:
         shared: what it begins with; to wait for it is not this worker's compute.
         started: called when it is there.
         deadlines: f64[n] or None: the emulated ends.
-        tell: called with how many are done, if anybody asks.
+        tell: called with how many are done; None: it is not asked for.
     """
 
     def __init__(
@@ -72,14 +72,11 @@ class Times:
     ) -> None:
         self._shared, self._started = shared, started
         self._deadlines, self._tell = deadlines, tell
+        self.are_own = tell is None and deadlines is None
+        """Whether neither a gate nor an emulated clock looks at them."""
         self.start, self.overruns = 0.0, 0
         self.stamps: list[float] = []
         self.in_flight: collections.deque[Any] = collections.deque()
-
-    @property
-    def are_own(self) -> bool:
-        """Whether neither a gate nor an emulated clock looks at them."""
-        return self._tell is None and self._deadlines is None
 
     def begin(self) -> None:
         """Waits once for what the worker begins with, with which its time begins."""

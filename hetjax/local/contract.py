@@ -113,9 +113,8 @@ def _check_like(
     structures: list[Any] = [jax.tree.structure(new), jax.tree.structure(like)]
     if structures[0] != structures[1]:
         _refuse(name, function, f"{part} {_shown(new)} where {_shown(like)} is due", must)
-    for (path, one), other in zip(
-        jax.tree.leaves_with_path(new), jax.tree.leaves(like), strict=True
-    ):
+    pairs = zip(jax.tree.leaves_with_path(new), jax.tree.leaves(like), strict=True)
+    for (path, one), other in pairs:
         mine, wanted = jax.typeof(one), jax.typeof(other)
         if mine.shape != wanted.shape or (typed and mine.dtype != wanted.dtype):
             where = f"{part}{jax.tree_util.keystr(path)}"
@@ -127,7 +126,7 @@ def _arrays(name: str, function: Callable, part: str, tree: Any) -> Any:
         try:
             jax.typeof(leaf)
         except TypeError:
-            must = "it must be arrays or numbers alone"
+            must = "it must hold only arrays or numbers"
             _refuse(name, function, f"{part} with {parts.shown(leaf)} in it", must)
     return tree
 

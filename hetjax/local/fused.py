@@ -34,9 +34,8 @@ def _run_microbatches(
 ) -> tuple[types.Contribution, Any]:
     """One worker's loop over the first `count` of `[M, B, ...]`, leaves without worker axis."""
     max_count = microbatches.example_ids.shape[0]
-    _, sign_shapes = jax.eval_shape(
-        steps.add, shared, carried, jax.tree.map(lambda x: x[0], microbatches), rng
-    )
+    first = trees.first_row(microbatches)
+    _, sign_shapes = jax.eval_shape(steps.add, shared, carried, first, rng)
     all_signs = jax.tree.map(lambda s: jnp.zeros((max_count, *s.shape), s.dtype), sign_shapes)
 
     def body(carry: tuple) -> tuple:
@@ -46,9 +45,7 @@ def _run_microbatches(
         )
         carried, signs = steps.add(shared, carried, microbatch, rng)
         all_signs = jax.tree.map(
-            lambda a, s: jax.lax.dynamic_update_index_in_dim(a, s, position, 0),
-            all_signs,
-            signs,
+            lambda a, s: jax.lax.dynamic_update_index_in_dim(a, s, position, 0), all_signs, signs
         )
         return position + 1, carried, all_signs
 
@@ -164,8 +161,7 @@ class Fused:
         jax.block_until_ready(part)
         if count == 0:
             return 0.0, 0
-        ends = self._clock.ends(round_index, worker, int(count))
-        if ends is None:
+        if (ends := self._clock.ends(round_index, worker, int(count))) is None:
             return time.perf_counter() - start, 0
         if self._clock.virtual:
             return float(ends[-1]), 0

@@ -186,8 +186,7 @@ def zeros(
     zero: Any = np.zeros((), scalar)
     of_metrics = dict.fromkeys(metrics, (zero, zero))
     of_weights = trees.accumulator_zeros(params) if weights_vary else ()
-    sums = trees.accumulator_zeros(params)
-    return GradientSums(sums, zero, zero, of_metrics or (), of_weights)
+    return GradientSums(trees.accumulator_zeros(params), zero, zero, of_metrics or (), of_weights)
 
 
 def rule_of(

@@ -47,8 +47,7 @@ class InPlace:
         compiler. What goes wrong in the thread goes wrong in the call, too, which says so.
         """
         if self._jitted is None and self._ahead is None:
-            name = "hetjax-compiling"
-            self._ahead = threading.Thread(target=self._compile, args=args, name=name)
+            self._ahead = threading.Thread(target=self._compile, args=args, name="hetjax-compiling")
             self._ahead.start()
 
     def _compile(self, *args: Any) -> None:

@@ -134,8 +134,7 @@ def _run(program: Any, arguments: Sequence[Any], found: dict[str, Operation]) ->
 
     for equation in program.jaxpr.eqns:
         ins = [number_of(variable) for variable in equation.invars]
-        inside = _inside(equation, ins)
-        if inside is not None:
+        if (inside := _inside(equation, ins)) is not None:
             outs = _run(*inside, found)
         else:
             options = equation.primitive.get_bind_params(equation.params)

@@ -138,7 +138,6 @@ def check(rule: Any) -> None:
     Raises:
         ValueError: it is no `LocalRule`, or one of its functions is missing.
     """
-    wrong = ""
     if not isinstance(rule, LocalRule):
         wrong = f"got a {type(rule).__name__}"
         if callable(rule) and not isinstance(rule, type):
@@ -169,8 +168,7 @@ def check_metrics(rule: LocalRule, metrics: Sequence[str]) -> None:
     Raises:
         ValueError: it adds up others.
     """
-    missing = [name for name in metrics if name not in rule.metrics]
-    if missing:
+    if missing := [name for name in metrics if name not in rule.metrics]:
         raise ValueError(
             f"rule: loss_fn returns the metrics {', '.join(missing)}, and the rule's metrics lack "
             "them"

@@ -1,4 +1,4 @@
-"""The local phase on one process: who runs the local rule, where, and how it is timed.
+"""The local phase on one process: where the local rule runs, and how it is timed.
 
 `Stepped` runs it from a host thread for each worker, on the worker's own device, as often as
 the quota says. A quota never compiles anything, and each worker's compute is timed alone.
@@ -171,7 +171,7 @@ class Stepped:
         gate = self._gate if may_close else None
         if gate is not None:
             gate.begin(assigned.quotas)
-        host_work = functools.cache(meanwhile)  # whoever is first calls it
+        host_work = functools.cache(meanwhile)  # the first one calls it
         work_of = executor.moving(self._work, in_thread=True)
         tasks: list[concurrent.futures.Future] = []
         try:
@@ -305,7 +305,7 @@ def worker_threads(num_workers: int) -> concurrent.futures.ThreadPoolExecutor:
 
 
 def check_threads(threads: concurrent.futures.Executor) -> None:
-    """Refuses settings of JAX that hold in the caller's thread alone.
+    """Refuses settings of JAX that hold only in the caller's thread.
 
     Raises:
         ValueError: 64-bit numbers or a matmul precision were set by a `with` block.

@@ -68,8 +68,7 @@ class Virtual:
         def finish(shared: types.Shared, carried: types.Carried) -> types.Contribution:
             return jax.vmap(steps.finish, in_axes=(shared_axes, 0))(common(shared), carried)
 
-        jitted_add = jax.jit(add, donate_argnums=(1,), static_argnames="is_first")
-        self._add = executor.compiled(jitted_add)
+        self._add = executor.compiled(jax.jit(add, donate_argnums=(1,), static_argnames="is_first"))
         self._finish = jitted.InPlace(finish, 1)
 
     def run(
@@ -117,7 +116,7 @@ class Virtual:
             on_host = np.array([np.asarray(s) for s in signs], np.int8)  # by position
             on_host = on_host.reshape(-1, self._num_workers, assigned.example_ids.shape[1])
             example_signs = [on_host[:count, w] for w, count in enumerate(limits)]
-        # Where nobody has added to it.
+        # Where no worker has added to it.
         if self._signed and trees.is_shared_row(carried.evidence, carried.tally):
             spread = functools.partial(jnp.repeat, repeats=self._num_workers, axis=0)
             carried = carried._replace(evidence=jax.tree.map(spread, carried.evidence))

@@ -33,7 +33,7 @@ class BatchLoss:
     no_state: ClassVar[str] = "; hetjax.batch_loss takes no model_state"
 
     def __call__(self, params: types.PyTree, examples: types.PyTree, rng: jax.Array) -> jax.Array:
-        """`f[B]`, B times the loss of these examples alone.
+        """`f[B]`, B times the loss of only these examples.
 
         Raises:
             ValueError: `embed` or `loss` returned something else than they may.

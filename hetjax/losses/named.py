@@ -101,7 +101,7 @@ def scoped(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def giving(function: Any, skip: int, names: Sequence[str] = NAMES) -> Any:
-    """A function that asks by name, as one of its first arguments alone; any other as it is.
+    """A function that asks by name, only as one of its first arguments; any other as it is.
 
     Args:
         function: the user's.
@@ -110,8 +110,7 @@ def giving(function: Any, skip: int, names: Sequence[str] = NAMES) -> Any:
     """
     if hasattr(function, "asks") or not callable(function):
         return function
-    asks = parts.asked_for(function, names, skip)
-    if not asks:
+    if not (asks := parts.asked_for(function, names, skip)):
         return function
     signature = inspect.signature(function)
     own = signature.parameters
@@ -166,11 +165,11 @@ def beside(
         loss_fn: which may carry a model's frozen arrays.
         frozen, values: as for `fit`; None: none.
         *others: further functions that may ask, or a source whose function may.
-        caller: who is given them.
-        is_own: a rule of the user's own may take what nobody asks for.
+        caller: what is given them.
+        is_own: a rule of the user's own may take what no function asks for.
 
     Raises:
-        ValueError: `values` is none, or nobody asks for what is given.
+        ValueError: `values` is none, or no function asks for what is given.
     """
     asks = {*getattr(loss_fn, "asks", ())}
     for each in others:

@@ -105,8 +105,7 @@ class StatefulLoss:
                     f"model_state: {path} has dtype {kind}, of which no {mode} is taken; allowed "
                     "are numbers, booleans with 'mean', and jax.random.key_data of keys"
                 )
-            is_mean = mode == SUM or jnp.issubdtype(kind, jnp.inexact)
-            found.append(mode if is_mean else _ALIKE)
+            found.append(mode if mode == SUM or jnp.issubdtype(kind, jnp.inexact) else _ALIKE)
         return tuple(found)
 
     def __call__(self, params: types.PyTree, examples: types.PyTree, rng: jax.Array) -> Any:

@@ -64,9 +64,10 @@ def counting(
     weights, losses = metrics.worker_weights, metrics.worker_losses
     counts = metrics.example_count.astype(weights.dtype)
     shares = shares.astype(weights.dtype)
+    mean_loss = _over(metrics.loss_sum, metrics.weight_sum)
     if added_up and weighting == "example":
-        divisor, mean_loss = metrics.weight_sum, _over(metrics.loss_sum, metrics.weight_sum)
-        return Counting(None, *(jnp.broadcast_to(x, weights.shape) for x in (divisor, mean_loss)))
+        each = metrics.weight_sum, mean_loss
+        return Counting(None, *(jnp.broadcast_to(x, weights.shape) for x in each))
     amounts = weights if weighting == "shard_mean" else counts
     did = amounts > 0
     present, amounts = jnp.where(did, shares, 0), jnp.where(did, amounts, 1)
@@ -76,8 +77,6 @@ def counting(
         mean_loss = _over(losses, weights)
     elif weighting == "shard":
         mean_loss = _over(jnp.sum(scale * losses), jnp.sum(present * in_unit))
-    else:
-        mean_loss = _over(metrics.loss_sum, metrics.weight_sum)
     mean_loss = jnp.broadcast_to(mean_loss, weights.shape)
     if added_up:
         divisor = jnp.sum(present * in_unit)

@@ -5,16 +5,16 @@ A round of theirs, of which `tests/processes/round_model.py` is the model:
 1. Each member writes what its worker contributes into one half of a buffer that the others have
    mapped (`post`), and what it did into one half of another (`tell`): rounds use the halves in
    turn. A half carries its round before and behind what is written. Then it is ready.
-2. The first member that is neither dead nor late, when all are ready, dead or late, decides who is
-   in the sum and who is a member of the next round. Nobody applies anything before.
+2. The first member that is neither dead nor late, when all are ready, dead or late, decides which
+   members are in the sum and in the next round. No member applies anything before.
 3. One of those in the sum adds all contributions, in the order of the seats; the others read what
    it has added. Where it is dead or late, each adds on its own, to the same bytes (`total`).
-4. Who has added looks at the marks again. What was overwritten meanwhile, because it slept, it
-   throws away, and begins anew.
+4. A member that has added looks at the marks again. It throws away what was overwritten while it
+   slept, and begins anew.
 5. A digest of the state that it made of the sum is beside what it tells of the next round.
 
-Contributions outlive who wrote them. Who joins gets the state of the round before from the member
-that decided.
+Contributions outlive the process that wrote them. A newcomer gets the state of the round before
+from the member that decided.
 """
 
 import contextlib
@@ -36,11 +36,11 @@ from hetjax.processes.place import Decision, Member
 
 logger = logging.getLogger(__name__)
 
-_LOST_SECS = 1.0  # after which who waits to be taken in looks whether anybody is left
+_LOST_SECS = 1.0  # after which a newcomer that waits looks whether a member is left
 _JUDGED = "judged"  # begins the name of the file of each that leads, or has led
 _STATE_BYTES = 16  # of the kind of a device, and of a digest
 JOINED = "joined"
-_ROUNDS = 5  # as many median rounds is nobody late
+_ROUNDS = 5  # median rounds in which no member is late
 
 
 class Apart(meeting_lib.Meeting):
@@ -82,7 +82,7 @@ class Apart(meeting_lib.Meeting):
         self.turn.number = self.round_number = own if round_index is None else round_index
 
     def meets(self, state: types.PyTree = ()) -> None:
-        """Waits until all founders that live are there, who begin the run together.
+        """Waits until all founders that live are there; they begin the run together.
 
         Raises:
             ValueError: the run has begun without this process, or lacks memory.
@@ -115,8 +115,7 @@ class Apart(meeting_lib.Meeting):
     def _missing(self, there: Sequence[Member]) -> set[int]:
         place = self.place
         starts = [Member(k, k) for k in range(place.founders)]  # in each seat the first
-        living = {m.seat for m in starts if m.seat == 0 or place.lives(m)}
-        return living - {m.seat for m in there}
+        return {m.seat for m in starts if m.seat == 0 or place.lives(m)} - {m.seat for m in there}
 
     # --- What is told, and decided ---
 
@@ -147,7 +146,7 @@ class Apart(meeting_lib.Meeting):
         return self._spread(messages, rows)
 
     def _spread(self, like: np.ndarray, rows: list[tuple[int, Any]]) -> np.ndarray:
-        """[W], zeros of who has told nothing."""
+        """[W], zeros of the members that have told nothing."""
         heard = self.heard = np.zeros(len(self.process_of), bool)
         spread = np.zeros(len(self.process_of), like.dtype)
         for seat, row in rows:
@@ -175,13 +174,13 @@ class Apart(meeting_lib.Meeting):
             return False
 
     def is_late(self, member: Member, now: float) -> bool:
-        """Whether nobody waits for a member any more, to be ready or to decide."""
+        """Whether no process waits for a member any more, to be ready or to decide."""
         usual = statistics.median(self._rounds) if self._rounds else 0.0
         patience = max(self.place.late_secs, _ROUNDS * usual)
         return now - self._since > patience and not self.place.is_busy(member, now)
 
     def _decision(self) -> Decision:
-        """What stands of this round: who is to decide and when, see above."""
+        """What stands of this round. Which member decides, and when, is said above."""
         place, number = self.place, self.turn.number
         members = place.adopted.members
 
@@ -208,8 +207,8 @@ class Apart(meeting_lib.Meeting):
         return stands
 
     def _plan(self) -> Decision:
-        """What this process decides: who is ready is in the sum, and stays if it lives. Who is
-        asked to leave stays until another has the state."""
+        """What this process decides: a member that is ready is in the sum, and stays if it lives.
+        One that is asked to leave stays until another has the state."""
         place, number, last = self.place, self.turn.number, self.place.adopted
         ready = [m for m in last.members if self.is_ready(m)]
         living = [m for m in ready if place.lives(m)]
@@ -240,7 +239,7 @@ class Apart(meeting_lib.Meeting):
                 )
 
     def _tell_changes(self, before: Decision, decision: Decision) -> None:
-        """Says who has come and gone, and puts away what the gone have left."""
+        """Says which workers have come and gone, and puts away what the gone have left."""
         place = self.place
         if decision.donor != place.start:
             return
@@ -274,20 +273,20 @@ class Apart(meeting_lib.Meeting):
         return last is not None and last.donor == self.place.start and bool(last.joining)
 
     def hand_on(self, arrays: dict[str, np.ndarray], about: dict[str, Any]) -> None:
-        """Hands the state of the last round to those who are members from the next one on."""
+        """Hands the state of the last round to the members from the next one on."""
         path = self.place.directory / f"state.{self.place.adopted.number}"
         try:
             handing.write(path, arrays, about)
         except OSError as error:
             logger.warning(f"no newcomer is taken in: {self.place.directory}: {error.strerror}")
-            path.touch()  # who joins need not wait for it
+            path.touch()  # so that no newcomer waits for it
         self.place.wake(self.place.adopted.joining)
 
     def take_in(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         """Waits until this newcomer, which has compiled, is a member; the state that it is handed.
 
         Raises:
-            RuntimeError: nobody is left who has the state.
+            RuntimeError: no process with the state is left.
         """
         place = self.place
         place.ask()
@@ -309,8 +308,7 @@ class Apart(meeting_lib.Meeting):
                     path = place.directory / f"state.{taken.number}"
                     if path.exists():
                         break
-                    donor = Member(-1, taken.donor)
-                    if newest.number > taken.number or not place.lives(donor):
+                    if newest.number > taken.number or not place.lives(Member(-1, taken.donor)):
                         place.end(place_lib.LEFT_OUT, "was handed no state; it begins anew")
                 if time.monotonic() - looked > _LOST_SECS:
                     if not self._holders():
@@ -326,12 +324,12 @@ class Apart(meeting_lib.Meeting):
             place.end(place_lib.REMOVED, "was handed no state, for which there is no room")
         except FileNotFoundError:  # it slept: the others have put it away
             place.leave(taken.number + 1)
-        place.forget([place.own])  # who decided may have died before it did
+        place.forget([place.own])  # the member that decided may have died before it did
         place.last = taken
         return found
 
     def _holders(self) -> list[Member]:
-        """Who has the state of the run, and lives."""
+        """The members that have the state of the run, and live."""
         newest = self.place.newest()
         members = [] if newest is None else set(newest.members) - set(newest.joining)
         return [m for m in members if self.place.lives(m)]
@@ -342,7 +340,7 @@ class Apart(meeting_lib.Meeting):
             path = place.directory / f"{_JUDGED}.{place.start}"
             handing.write(path, arrays, about | {"number": self.turn.number})
         except OSError as error:
-            logger.warning(f"who leads next will not know the best: {path}: {error.strerror}")
+            logger.warning(f"the next leader will not know the best: {path}: {error.strerror}")
             return
         for path in list(place.directory.glob(f"{_JUDGED}.*")):
             start = int(path.suffix[1:])

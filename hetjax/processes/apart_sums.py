@@ -1,9 +1,10 @@
 """Sums of processes that are apart: one of them adds up, the others read where it has added.
 
-Who needed the least time for itself adds, as among processes that are joined; where it is dead or
-late, each adds on its own, in the same order, so to the same bytes. What is added lies in memory of
-its adder. JAX reads it there, perhaps long after: who slept may do so when the others are rounds
-further. Whoever is left out of a sum may sleep so. From then on what is added lies in new memory.
+The process that needed the least time for itself adds, as among processes that are joined. Where it
+is dead or late, each adds on its own, in the same order, so to the same bytes. What is added lies
+in memory of its adder. JAX reads it there, perhaps long after: a process that slept may read when
+the others are rounds further, if it is left out of a sum. From then on what is added lies in new
+memory.
 """
 
 import contextlib
@@ -23,7 +24,7 @@ from hetjax.processes import place as place_lib
 from hetjax.processes.place import Member
 
 _BESIDE = 1 << 20  # bytes of small files
-_USUAL_SECS = 0.25  # who adds longer than this sleeps
+_USUAL_SECS = 0.25  # an adder that needs longer sleeps
 _OWN = "own"  # what a process contributes
 
 
@@ -31,7 +32,7 @@ def check_room(place: place_lib.Place, sums: Sequence["ApartSums"], state: types
     """Looks whether there is memory for a run, as long as it has all of its seats.
 
     For each seat two halves of what it contributes and two of what it adds, of each kind of rounds.
-    Beside them lies a state that is handed on, or the memory of who has just gone.
+    Beside them lies a state that is handed on, or the memory of a worker that has just gone.
 
     Raises:
         ValueError: there is less.
@@ -60,15 +61,9 @@ class ApartSums(shared_sums.HostSums):
     """
 
     def __init__(
-        self,
-        place: place_lib.Place,
-        mesh: Mesh,
-        turn: halves.Turn,
-        like: types.PyTree,
-        kind: int,
+        self, place: place_lib.Place, mesh: Mesh, turn: halves.Turn, like: types.PyTree, kind: int
     ) -> None:
-        self._place, self._mesh, self._turn, self._like = place, mesh, turn, like
-        self._kind = kind
+        self._place, self._mesh, self._turn, self._like, self._kind = place, mesh, turn, like, kind
         self._known: dict[tuple[str, Member], halves.Halves] = {}
         self._size = sum(leaf.size for leaf in jax.tree.leaves(like))  # numbers of a contribution
         self._dtype = np.dtype(np.float32)
@@ -109,7 +104,7 @@ class ApartSums(shared_sums.HostSums):
         return half[: self.num_bytes].view(self._dtype)
 
     def _new_vector(self) -> np.ndarray:
-        """Of this process alone; aligned, so that JAX reads it where it lies."""
+        """Of this process only; aligned, so that JAX reads it where it lies."""
         return self._vector(np.frombuffer(mmap.mmap(-1, self.num_bytes), np.uint8))
 
     def _halves(self, what: str, member: Member) -> halves.Halves:

@@ -2,7 +2,7 @@
 
 A process that a supervisor started writes a file several times a heartbeat. It says that the
 process is alive, and since when each of its workers computes, loads or waits. The supervisor reads
-the files of all processes and names who is at fault (`launcher/faults.py`).
+the files of all processes and names the process at fault (`launcher/faults.py`).
 Assumes one machine: the times are those of its monotonic clock, which all processes share.
 """
 
@@ -24,7 +24,7 @@ WRITES_PER_HEARTBEAT = 8
 STACKS = signal.SIGQUIT
 """The signal at which a process writes its stacks; schedulers send others."""
 
-_MOST_SECS = 2.5  # between two of them: in a run apart the others take who is silent as late
+_MOST_SECS = 2.5  # between two of them: in a run apart a process that is silent is taken as late
 # A file has two places, written in turn. So one of them is whole at any time.
 _PLACE_BYTES = 1 << 20
 
@@ -155,8 +155,7 @@ def start(environ: Mapping[str, str] = os.environ) -> Beacons:
     if not directory or membership.is_child(environ):
         return Beacons()
     process = int(environ["HETJAX_PROCESS_ID"])
-    heartbeat_secs = float(environ["HETJAX_HEARTBEAT_SECS"])
-    return _Writer(pathlib.Path(directory), process, heartbeat_secs)
+    return _Writer(pathlib.Path(directory), process, float(environ["HETJAX_HEARTBEAT_SECS"]))
 
 
 def stack_path(directory: pathlib.Path, process: int) -> pathlib.Path:

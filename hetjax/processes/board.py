@@ -14,7 +14,7 @@ from typing import Any
 
 from hetjax.processes import place, waits
 
-_SLICE_SECS = 0.5  # after which a wait looks whether anybody is still to come
+_SLICE_SECS = 0.5  # after which a wait looks whether a process is still to come
 _boards: collections.Counter[str] = collections.Counter()  # made in this process, by name
 
 
@@ -94,7 +94,7 @@ class Board:
                     if "DEADLINE_EXCEEDED" not in str(error):
                         raise
                     if left <= _SLICE_SECS:
-                        message = f"nobody put up {key!r} in {timeout_secs:g} s"
+                        message = f"no process posted {key!r} within {timeout_secs:g} s"
                         raise TimeoutError(message) from error
 
     def gather(

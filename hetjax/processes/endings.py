@@ -41,7 +41,7 @@ class Ending(NamedTuple):
 
 
 def of_error(process: int, error: BaseException) -> Ending:
-    """The end of a process by an exception that nobody caught.
+    """The end of a process by an exception that was not caught.
 
     Example:
         >>> of_error(1, ValueError("no such file")).words

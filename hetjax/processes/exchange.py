@@ -12,7 +12,7 @@ import secrets
 import select
 import socket
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from hetjax.processes import board as board_lib
 from hetjax.processes import waits
@@ -21,7 +21,7 @@ SHARED_MEMORY = "HETJAX_SHARED_MEMORY"  # "off": processes of one machine meet a
 MOST_BYTES = 1 << 16  # of a message: a socket holds two, so no `send` waits for room
 _DONE = b"."
 _PATIENCE_SECS = 600.0
-_SLICE_MILLISECONDS = 250  # after which a wait looks whether anybody is still to come
+_SLICE_MILLISECONDS = 250  # after which a wait looks whether a process is still to come
 
 
 class Exchange:
@@ -44,9 +44,7 @@ class Exchange:
         Raises:
             LostProcessError: a process has ended before it sent its message.
         """
-        for process, peer in self._peers.items():
-            with _naming(process):
-                peer.send(message)
+        self._to_all(lambda peer: peer.send(message))
         found = {self._index: message}
         waiting = select.poll()
         for peer in self._peers.values():
@@ -66,15 +64,13 @@ class Exchange:
         return [found[process] for process in sorted(found)]
 
     def follow(self, leader: int) -> None:
-        """Returns when process `leader`, which waits for nobody, has called it too.
+        """Returns when process `leader`, which waits for no process, has called it too.
 
         Raises:
             LostProcessError: the leader has ended, or one that follows has.
         """
         if leader == self._index:
-            for process, peer in self._peers.items():
-                with _naming(process):
-                    peer.send(_DONE)
+            self._to_all(lambda peer: peer.send(_DONE))
             return
         with _naming(leader), waits.Wait("add up the sums", lambda: [leader]):
             if not self._peers[leader].recv(len(_DONE)):
@@ -82,9 +78,7 @@ class Exchange:
 
     def hand_out(self, file: int | None) -> None:
         """Gives all others a file that is open here, or nothing; each calls `take`."""
-        for process, peer in self._peers.items():
-            with _naming(process):
-                socket.send_fds(peer, [_DONE], [] if file is None else [file])
+        self._to_all(lambda peer: socket.send_fds(peer, [_DONE], [] if file is None else [file]))
 
     def take(self, giver: int) -> int | None:
         """The file that process `giver` hands out, open in this process too; or None.
@@ -97,6 +91,11 @@ class Exchange:
             if not told:
                 raise ConnectionResetError
         return files[0] if files else None
+
+    def _to_all(self, send: Callable[[socket.socket], object]) -> None:
+        for process, peer in self._peers.items():
+            with _naming(process):
+                send(peer)
 
     def close(self) -> None:
         """Ends the connections."""
@@ -118,7 +117,7 @@ def connect(index: int, processes: Sequence[int], board: board_lib.Board) -> Exc
     Args:
         index: of this process.
         processes: of this machine, this one too.
-        board: a `processes.Board` for this alone, which says who is ready.
+        board: a `processes.Board` for this only, which says which are ready.
 
     Returns:
         The connections, or None if sockets are not possible here, or not wanted (`SHARED_MEMORY`).
@@ -163,7 +162,7 @@ def connect(index: int, processes: Sequence[int], board: board_lib.Board) -> Exc
 
 
 def _address(name: str) -> bytes:
-    """Of a socket that is in no directory, so that nothing of it stays. Linux alone has such."""
+    """Of a socket that is in no directory, so that nothing of it stays. Only Linux has such."""
     return b"\0hetjax-" + name.encode()
 
 

@@ -1,7 +1,8 @@
 """Keys and texts in a directory: what JAX's coordination service does, for processes without it.
 
 A key is a file. It is written under another name and then linked, so that it is set whole, and
-once, whoever is killed meanwhile. What is set outlives the process that set it. One machine only.
+once, even if its writer is killed meanwhile. What is set outlives the process that set it. One
+machine only.
 """
 
 import contextlib

@@ -37,7 +37,7 @@ class Request(enum.IntFlag):
     END_BY_SIGHUP = 16
     END_BY_SIGUSR1 = 32
     END_BY_SIGUSR2 = 64
-    NO_DATA = 128  # nobody asks: a process tells that its part has ended
+    NO_DATA = 128  # asks nothing: a process tells that its part has ended
 
     @property
     def ends(self) -> bool:
@@ -79,7 +79,7 @@ def check_same_parts(
         digests: of the run, by name.
         holds_all: whether each process has all data; else it need not have others' shards.
         shards: the ids of private data's shards, and their shares of the examples.
-        mixing: of a reducer that gossips: who exchanges, and with which weight.
+        mixing: of a reducer that gossips: the partners, and their weights.
         trace: the rounds that are replayed.
         first: the first example of an iterable, which each process goes through.
 
@@ -114,8 +114,7 @@ def _compare(what: str, own: dict[str, Any], programs: dict[str, str]) -> None:
     first, programs_there = board.settled(jax.default_backend(), here)
     compared = [(0, name, value, theirs.get(name)) for name, value in own.items()]
     compared += [(first, name, value, programs_there.get(name)) for name, value in programs.items()]
-    differ = [each for each in compared if each[2] != each[3]]
-    if not differ:
+    if not (differ := [each for each in compared if each[2] != each[3]]):
         return
     texts = [
         f"{name} than process {by}"
@@ -213,8 +212,7 @@ class Gathering:
     def _check(self, digests: np.ndarray) -> None:
         """Compares the parts of the plans of all processes that were heard."""
         differ = {name: digests[name] != digests[name][0] for name in PLANNED}
-        parts = [name for name, is_other in differ.items() if is_other.any()]
-        if not parts:
+        if not (parts := [name for name, is_other in differ.items() if is_other.any()]):
             return
         is_other = np.any(list(differ.values()), axis=0)
         others = set(self._meeting.process_of[self._meeting.heard][is_other].tolist())
@@ -226,7 +224,7 @@ class Gathering:
 
 def _own_sums(contributed: types.Contribution) -> np.ndarray:
     """What `SyncMetrics` is made of, of this process's workers: f64[w, k], `_SUMS` and metrics."""
-    tally = contributed.tally  # who tells nothing counts as one that has had no bad microbatch
+    tally = contributed.tally  # a worker that tells nothing counts as one without a bad microbatch
     tally = tally._replace(nonfinite_microbatch=tally.nonfinite_microbatch + 1)
     leaves = [contributed.loss_sum, contributed.weight, *tally]
     leaves += jax.tree.leaves(contributed.metric_sums)

@@ -31,7 +31,7 @@ def address_of(coordinator: str) -> tuple[str, int]:
 def own_host() -> Host:
     """Where this process runs."""
     name, machine, address = socket.gethostname(), "", ""
-    with contextlib.suppress(OSError):  # Linux alone has them
+    with contextlib.suppress(OSError):  # only Linux has them
         boot = pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         machine = f"{boot} {os.readlink('/proc/self/ns/net')}"
     with contextlib.suppress(OSError):

@@ -22,7 +22,7 @@ def deferred(unit: str = "round") -> Iterator[Callable[[], signal.Signals | None
 
     Yields:
         A function that tells which signal came, if any. Outside the main thread Python lets
-        nobody handle signals, so there it always returns None.
+        no code handle signals, so there it always returns None.
     """
     came: list[signal.Signals] = []
 
@@ -55,7 +55,7 @@ def handled_by(handler: Callable[[signal.Signals, Any], None]) -> Iterator[None]
     `faulthandler.register`; but JAX's handler of SIGTERM is replaced.
     """
     caught = 0
-    with contextlib.suppress(OSError, IndexError):  # Linux alone says it
+    with contextlib.suppress(OSError, IndexError):  # only Linux says it
         status = pathlib.Path("/proc/self/status").read_text()
         caught = int(status.partition("SigCgt:")[2].split()[0], 16)
     before = {number: signal.getsignal(number) for number in ENDS}

@@ -70,7 +70,6 @@ def join(member: membership.Member | None) -> None:
         "initialization_timeout": start_secs + 60,
         "cluster_detection_method": member.finder or "deactivate",
     }
-    is_local = False
     if member.coordinator is not None:
         host, port = hosts.address_of(member.coordinator)
         is_local = host in hosts.LOOPBACK
@@ -97,8 +96,7 @@ def _take_gpu(seen: Sequence[Sequence[str]], index: int, *, is_guess: bool = Fal
     import jax
 
     name = "jax_cuda_visible_devices"
-    chosen = jax.config.read(name)
-    jax.config.update(name, gpus.own(seen, index, chosen=chosen, is_guess=is_guess))
+    jax.config.update(name, gpus.own(seen, index, chosen=jax.config.read(name), is_guess=is_guess))
 
 
 def _tell_hosts() -> None:
@@ -172,14 +170,12 @@ def _not_joined(member: membership.Member, reason: str) -> str:
 
 
 def join_processes(
-    process_id: int | None = None,
-    num_processes: int | None = None,
-    coordinator: str | None = None,
+    process_id: int | None = None, num_processes: int | None = None, coordinator: str | None = None
 ) -> membership.Member | None:
     """Makes this process part of a run of several. Call it before JAX is used for the first time.
 
     Without arguments the environment that the launcher or another engine has left says which
-    process it is (`membership`). A process that nobody started so is alone, and nothing happens. So
+    process it is (`membership`). A process not started so is alone, and nothing happens. So
     is one with `num_processes` 1, whatever its environment says, and a child of a process that has
     joined: a reader of data, or a worker of a pool, which imports the script anew.
 
@@ -280,7 +276,7 @@ def find_port(host: str, port: int = 0) -> int:
     """Returns `port` if a process can listen there; for 0, a port that is free now.
 
     Raises:
-        OSError: nobody can listen there.
+        OSError: no process can listen there.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.create_server((host, port), family=family) as listener:

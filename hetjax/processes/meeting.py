@@ -1,4 +1,4 @@
-"""What the processes of a run do together: who is there, messages, sums, rows to neighbours.
+"""What the processes of a run do together: membership, messages, sums, rows to neighbours.
 
 A `Meeting` is what the rounds know of other processes. `ways` has one class for each way to meet,
 and chooses. No other module asks which it is.
@@ -13,13 +13,13 @@ from hetjax import types
 
 
 class Sums:
-    """How the contributions of a kind of round are added up; here by the sync program alone."""
+    """How the contributions of a kind of round are added up; here only by the sync program."""
 
     meet_before = False
-    """Whether the sums are complete when the sync phase begins, which then waits for nobody."""
+    """Whether the sums are complete when the sync phase begins, which then waits for no process."""
 
     has_waited = False
-    """Whether the last sums came late, for whoever was to add them slept: time of nobody else."""
+    """Whether the last sums came late because their adder slept: time of no other process."""
 
     totals: Callable | None = None
     """`(contributed, metrics) -> (sums, weight)`, traceable: what the sync phase makes of the
@@ -39,7 +39,7 @@ class Sums:
 
 
 class Meeting:
-    """A process that is alone and has all workers. It tells nobody, and sums in the sync program.
+    """A process that is alone and has all workers. It tells no other, and sums in the sync program.
 
     Args:
         num_workers: W.
@@ -66,7 +66,7 @@ class Meeting:
     """Of the workers: whose messages `tell` returned."""
 
     changes: Sequence[tuple[int, str]] = ()
-    """(worker, what) of who came and went in the last round, as a report tells it."""
+    """(worker, what) of the workers that came and went in the last round, as a report has it."""
 
     round_number = 0
     """Of the round that has begun: the same in all processes that are in it, and in no other."""
@@ -80,7 +80,7 @@ class Meeting:
 
     @property
     def present(self) -> np.ndarray:
-        """bool[W]: who is a member of the next round."""
+        """bool[W]: the members of the next round."""
         return np.ones(len(self.process_of), bool)
 
     @property
@@ -89,22 +89,22 @@ class Meeting:
         return False
 
     def meets(self, state: types.PyTree = ()) -> None:
-        """Before a round is planned: waits for who begins the run together with this process.
+        """Before a round is planned: waits for the processes that begin the run with this one.
 
         Args:
             state: of the run.
         """
 
     def begins(self, round_index: int | None, point: types.PyTree) -> None:
-        """A round begins at a point; None: it warms up, and nobody is told of it."""
+        """A round begins at a point; None: it warms up, and no other process is told."""
         self.round_number += 1
 
     def tell(self, messages: np.ndarray) -> np.ndarray:
         """Returns the messages of all workers, [W], given those of this process's workers, [w].
 
         Args:
-            messages: an array of a structured type that is the same in all processes. Those of who
-                has told nothing are zeros.
+            messages: an array of a structured type that is the same in all processes. Those of a
+                worker that has told nothing are zeros.
 
         Raises:
             LostProcessError: a process has ended.
@@ -131,10 +131,10 @@ class Meeting:
         raise NotImplementedError
 
     def keep(self, arrays: dict[str, np.ndarray], about: dict[str, Any]) -> None:
-        """Keeps what this process, which leads, has judged, for who leads after it."""
+        """Keeps what this process, which leads, has judged, for the next leader."""
 
     def kept(self) -> tuple[dict[str, np.ndarray], dict[str, Any]] | None:
-        """What whoever led last has kept (`keep`); None: nothing."""
+        """What the last leader has kept (`keep`); None: nothing."""
         return None
 
     def outlives_leader(self) -> bool:

@@ -73,7 +73,7 @@ def find(
         environment: where the launcher and other engines leave theirs.
 
     Raises:
-        ValueError: the numbers do not fit together, or nobody says how many processes there are or
+        ValueError: the numbers do not fit together, or nothing says how many processes there are or
             where process 0 listens.
 
     Example:
@@ -102,8 +102,7 @@ def find(
         host, _, port = coordinator.rpartition(":")
         if not host or not port.isdecimal() or not 0 < int(port) < 65536:
             raise ValueError(f"--coordinator is {coordinator!r}; it must be HOST:PORT")
-    member = Member(process_id, num_processes, coordinator, finder)
-    return member if num_processes > 1 else None
+    return Member(process_id, num_processes, coordinator, finder) if num_processes > 1 else None
 
 
 def _from_environment(environment: Mapping[str, str], coordinator: str | None) -> Member | None:

@@ -1,4 +1,4 @@
-"""Whom does this process wait for, and what do they do meanwhile? Said every ten seconds.
+"""Which processes does this one wait for, and what do they do meanwhile? Said every ten seconds.
 
 Every other second each process tells on the board what it does or waits for: its position. So a
 process that waits can say who has not come, even where it waits in a collective, which cannot be
@@ -112,9 +112,8 @@ class Notices:
         entry, wait = beacons.now(), waits.longest()
         own = Position(self._own.where, self._own.beat + 1)
         if entry is not None:
-            own = own._replace(
-                phase=entry.phase, round=entry.round_index, secs=round(now - entry.since, 1)
-            )
+            secs = round(now - entry.since, 1)
+            own = own._replace(phase=entry.phase, round=entry.round_index, secs=secs)
         if wait is not None:
             who = named(self._missing(wait))
             own = own._replace(waits=f"{who} to {wait.what}", secs=round(now - wait.since, 1))
@@ -135,21 +134,20 @@ class Notices:
             value = told.get(f"at/{other}")
             position = None if value is None else Position(*value)
             before, since = self._heard[other]
-            # While the board did not answer, nobody could tell anything.
+            # While the board did not answer, no process could tell anything.
             if was_deaf or position != before:
                 since = now
             self._heard[other] = (position, since)
 
     def speak(self) -> None:
-        """Says whom this process waits for and who is silent, when it is time to."""
+        """Names the processes that this one waits for and the silent ones, when it is time to."""
         now = time.monotonic()
         late, self._spoke_at = now - self._spoke_at > 3 * _SPEAK_SECS, now
         if late:  # this process itself was stopped, or had no processor
             return
         wait = waits.longest()
         missing = None if wait is None else self._missing(wait)
-        there = place.living(self._others)
-        silent = {p for p in there if self._silence(p) >= PERIOD_SECS}
+        silent = {p for p in place.living(self._others) if self._silence(p) >= PERIOD_SECS}
         secs = now - wait.since if wait else max(map(self._silence, silent), default=0.0)
         subject: object = wait or "silent"
         times = self._said[1] if self._said[0] is subject else 0

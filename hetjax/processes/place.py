@@ -1,9 +1,10 @@
-"""The place of a process in a run apart: its seat, who lives, and who is in which round.
+"""The place of a process in a run apart: its seat, the members that live, and their rounds.
 
 The processes of such a run have no runtime in common. The launcher gives each start of a process a
 number, and writes in `roll`, a file that all have mapped, which starts are over. A `Decision` says
-of a round who is in its sum and who are the members of the next one. It is a key that is set once
-(`files`): whoever comes second adopts what stands. So all have the same decisions, whoever dies.
+of a round which members are in its sum and in the next round. It is a key that is set once
+(`files`): a process that comes second adopts what stands. So all have the same decisions, whichever
+process dies.
 """
 
 import contextlib
@@ -28,7 +29,7 @@ OWN_WORK = ("starting", "evaluating", "reporting", "checkpointing")
 LATE_SECS, BUSY_SECS = 10.0, 600.0  # unless `HETJAX_LATE_SECS`, `HETJAX_BUSY_SECS` say otherwise
 SHARED = "HETJAX_SHARED_DIRECTORY"  # of the run, where not in /dev/shm
 LOOK_SECS = 0.02  # a wake may be lost
-FIRST = -1  # the decision that says who begins
+FIRST = -1  # the decision that names the members that begin
 RUNS, OVER, ASKED_TO_LEAVE, KILLED = 1, 2, 3, 4  # in `roll`, of a start; 0: there is none
 _KEPT = 8  # decisions
 
@@ -43,18 +44,18 @@ class Member(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """What was decided of a round, before anybody added."""
+    """What was decided of a round, before any member added."""
 
     number: int
     sum: tuple[Member, ...]  # whose contributions are in it, by seat
-    members: tuple[Member, ...]  # of the next round; who came first is first
-    donor: int  # the start that hands the state to members who are new
-    since: int = 0  # the last round whose sum lacks somebody who was in that of the round before
-    changes: tuple[tuple[int, str], ...] = ()  # (seat, what): who came and went, as it is told
+    members: tuple[Member, ...]  # of the next round; the one that came first is first
+    donor: int  # the start that hands the state to new members
+    since: int = 0  # the last round whose sum lacks a member of the sum before
+    changes: tuple[tuple[int, str], ...] = ()  # (seat, what) that came or went
 
     @property
     def joining(self) -> list[Member]:
-        """The members who are new: of the first decision nobody is."""
+        """The new members; the first decision has none."""
         return [m for m in self.members if m not in self.sum and self.number != FIRST]
 
 
@@ -68,7 +69,7 @@ class Place:
         seats: of the run, taken or not.
         founders: the seats that begin it.
         beacons: where processes say what they do.
-        late_secs: the least time after which who is not ready, or says nothing new, is late.
+        late_secs: the least time until a member that is not ready, or says nothing new, is late.
         busy_secs: how long one may do work of its own.
     """
 
@@ -137,8 +138,8 @@ class Place:
         return self
 
     def founds(self, member: Member) -> bool:
-        """Whether a start may begin the run. Who begins in the place of one that died joins later,
-        but in seat 0, from which the others hear where the run begins."""
+        """Whether a start may begin the run. One that begins in the place of one that died joins
+        later, but in seat 0, from which the others hear where the run begins."""
         return member.start < self.founders or member.seat == 0
 
     def lives(self, member: Member) -> bool:
@@ -160,8 +161,8 @@ class Place:
         return {m.seat for m in self.last.members if m != self.own and self.lives(m)}
 
     def is_busy(self, member: Member, now: float) -> bool:
-        """Whether it says that it does work of its own, for not too long yet. Who sleeps says
-        nothing new."""
+        """Whether it says that it does work of its own, for not too long yet. A process that
+        sleeps says nothing new."""
         said = beacons.read(self._beacons, member.seat)
         if said is None or now - said.alive > self.late_secs:
             return False
@@ -195,7 +196,7 @@ class Place:
         return decision
 
     def asking(self) -> list[Member]:
-        """Who asks to become a member, and lives; by seat."""
+        """Those that ask to become a member, and live; by seat."""
         asked = [json.loads(text) for _, text in self.client.key_value_dir_get("ask/")]
         return [m for m in sorted(Member(*each) for each in asked) if self.lives(m)]
 
@@ -204,7 +205,7 @@ class Place:
         self.client.key_value_set(f"ask/{self.start}", json.dumps(self.own), allow_overwrite=True)
 
     def forget(self, members: Iterable[Member]) -> None:
-        """Takes away what those asked who have become members."""
+        """Takes away the requests of those that have become members."""
         for member in members:
             self.client.key_value_delete(f"ask/{member.start}")
 
@@ -232,14 +233,14 @@ class Place:
     # --- Waiting ---
 
     def wake(self, members: Iterable[Member]) -> None:
-        """Lets others look at what has changed; who is gone, or has been told enough, does not."""
+        """Lets others look at what has changed, but those that are gone or were told enough."""
         for member in members:
             if member != self.own:
                 with contextlib.suppress(OSError):
                     self._socket.sendto(b".", self._address(member.start))
 
     def wait(self, secs: float) -> None:
-        """Until somebody wakes this process, or so long."""
+        """Until another process wakes this one, or so long."""
         if self._woken.poll(1000 * secs):
             with contextlib.suppress(BlockingIOError):
                 while self._socket.recv(1):

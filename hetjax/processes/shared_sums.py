@@ -73,8 +73,7 @@ class SharedSums(HostSums):
 
     def post(self, contributed: types.Contribution) -> None:
         self._rounds.reverse()
-        rows = mesh_lib.worker_rows(contributed.sums)
-        for worker, row in zip(self._workers, rows, strict=True):
+        for worker, row in zip(self._workers, mesh_lib.worker_rows(contributed.sums), strict=True):
             parts = [np.asarray(leaf).reshape(-1) for leaf in jax.tree.leaves(row)]
             np.concatenate(parts, out=self._rounds[0][0][self._of_machine.index(worker)])
 

@@ -1,4 +1,4 @@
-"""What do the threads of this process wait for, and is anybody still to come?
+"""What do the threads of this process wait for, and can it still come?
 
 A wait for other processes is a context. `watch` reads them all. It says every ten seconds who is
 waited for, and ends waits that would last for ever.
@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Collection
 
 _waits: dict[int, "Wait"] = {}  # by thread
-_lost: list[str] = []  # why nobody needs to wait any more
+_lost: list[str] = []  # why no thread needs to wait any more
 
 
 class LostProcessError(RuntimeError):

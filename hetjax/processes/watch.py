@@ -4,12 +4,12 @@ JAX has a process wait at its exit until all others have come to theirs. So a pr
 would stay there for minutes while the others wait for it in a round, and none would say why. `join`
 calls `begin`, and from then on:
 
-- A process tells an exception that nobody catches at once, over the board and to the launcher.
-- It tells that an exception has left a round, although somebody may still catch it. It also tells
+- A process tells at once, over the board and to the launcher, an exception that is not caught.
+- It tells that an exception has left a round, although it may still be caught. It also tells
   that it has come to its exit, where it waits for the others.
 - It looks several times a second at what the others told. If one has raised, or if it waits for one
   that has left, it says so and ends, too: by the `LostProcessError` of its wait, or else after a
-  moment. Its exit then waits for nobody.
+  moment. Its exit then waits for no process.
 - It tells what it does. Every ten seconds it says whom it waits for and who is silent (`notices`).
 """
 
@@ -69,14 +69,14 @@ def follow(beacons: beacons_lib.Beacons) -> None:
 
 
 def left(error: BaseException) -> None:
-    """Tells that this exception has left a run; somebody may still catch it."""
+    """Tells that this exception has left a run; it may still be caught."""
     if _this is not None:
         _this.left(error)
 
 
 @contextlib.contextmanager
 def taking_part() -> Iterator[None]:
-    """Around what all processes do together: the others hear of who leaves it by an exception.
+    """Around what all processes do together: the others hear of one that leaves it by an exception.
 
     All processes alike may still catch that exception and go on with another call.
     """
@@ -106,7 +106,7 @@ class Watch:
     Args:
         process: its number.
         num_processes: of the run.
-        board: one that all processes have, for endings alone.
+        board: one that all processes have, only for endings.
         directory: where the launcher looks, if there is a launcher.
     """
 
@@ -123,7 +123,7 @@ class Watch:
         self._beacons = beacons_lib.Beacons()
         self._lock = threading.Lock()
         self._end: endings.Ending | None = None  # of the run: the first that was told or heard
-        self._has_lost = False  # another process is gone, and nobody said why
+        self._has_lost = False  # another process is gone, and none said why
         self._left_by: BaseException | None = None  # what it has left a round by
         self._reason: endings.Ending | None = None  # the same in words
         self._left: dict[int, endings.Ending] = {}  # who has left a round, or come to its exit
@@ -151,7 +151,7 @@ class Watch:
         """Tells that this process has left a round, where the others may wait for it."""
         self._is_unwinding = True
         if (own := place.own()) is not None and own.is_guest:
-            return  # nobody waits for it
+            return  # no process waits for it
         if self._end is None and self._left_by is not error and not is_loss(error):
             self._left_by, self._reason = error, endings.of_error(self._process, error)
             self._say_left()
@@ -224,7 +224,7 @@ class Watch:
         _end_as_guest("has come to its exit")
         error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
         if error is not None and sys.excepthook != self._uncaught:
-            self._fail(error)  # another hook is in the place of ours, so nobody has heard of it
+            self._fail(error)  # another hook is in the place of ours, so no process has heard of it
         self._is_leaving = True
         self._say_left()
         if not (self._end or self._has_lost):
@@ -252,8 +252,7 @@ class Watch:
         self._post(f"left/{self._process}", left)
 
     def _others_left_behind(self) -> set[int]:
-        others = set(range(self._num_processes)) - {self._process}
-        return place.living(others) - self._left.keys()
+        return place.living(set(range(self._num_processes)) - {self._process}) - self._left.keys()
 
     def _let_others_end(self) -> None:
         """Process 0 goes last, because JAX aborts a process when the board is gone."""

@@ -57,11 +57,8 @@ class Collectives(meeting_lib.Meeting):
 
     def tell(self, messages: np.ndarray) -> np.ndarray:
         rows = messages.view(np.int8).reshape(len(messages), -1)
-        workers = mesh_lib.own_workers(self._mesh)
-        parts = [
-            jax.device_put(row[None], self._mesh.devices[worker])
-            for row, worker in zip(rows, workers, strict=True)
-        ]
+        pairs = zip(rows, mesh_lib.own_workers(self._mesh), strict=True)
+        parts = [jax.device_put(row[None], self._mesh.devices[worker]) for row, worker in pairs]
         with waits.Wait("end the round"):
             gathered = np.asarray(self._gather(mesh_lib.join_rows(parts, self._mesh)))
         return np.ascontiguousarray(gathered).view(messages.dtype)[:, 0]

@@ -6,7 +6,7 @@ from hetjax.processes import join as join_lib
 
 
 def own_address() -> str:
-    """HOST:PORT of this process's node, as the others know it; nobody listens at the port."""
+    """HOST:PORT of this process's node, as the others know it; no process listens at the port."""
     import ray
 
     host = ray.util.get_node_ip_address()

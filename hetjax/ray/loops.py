@@ -21,7 +21,7 @@ def loop(fn: Callable[..., Any]) -> Callable[..., Any]:
     have; of `hetjax.fit_bilevel` at each outer step. At the end it reports the numbers of the
     summary, and the workdir as the checkpoint.
 
-    Ray calls `fn` outside the main thread, where Python lets nobody handle signals. So SIGTERM ends
+    Ray calls `fn` outside the main thread, where Python handles no signals. So SIGTERM ends
     a worker at once, and the next one goes on from the last checkpoint in the workdir.
 
     Args:
@@ -56,10 +56,8 @@ def loop(fn: Callable[..., Any]) -> Callable[..., Any]:
         context, reports = train.get_context(), _Reports()
         own, size = context.get_world_rank(), context.get_world_size()
         if not jax.distributed.is_initialized():
-            address = collective.broadcast_from_rank_zero(
-                joining.own_address() if own == 0 else None
-            )
-            joining.join(own, size, address)
+            address = joining.own_address() if own == 0 else None
+            joining.join(own, size, collective.broadcast_from_rank_zero(address))
         with hearing.heard_by(reports):
             fn(*config)
         reports.end(leads=own == 0)

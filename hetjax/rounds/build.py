@@ -132,9 +132,7 @@ def build(
 
 
 def _begun(
-    maker: programs.Maker,
-    optimizer: optax.GradientTransformation | None,
-    rule: rules.LocalRule,
+    maker: programs.Maker, optimizer: optax.GradientTransformation | None, rule: rules.LocalRule
 ) -> types.TrainState:
     """The state before the first round."""
     params, model_state, named = maker.model
@@ -215,9 +213,11 @@ def _try(
             loss_fn,
             params,
             first,
-            leads=leads,
             changes_state=traced.changes_state,
         )
+    if leads and observer is not None and observer.dear and config.form != executor.EAGER:
+        name = kinds.name_of("ordering", chosen.ordering)
+        logger.warning(f"ordering.method={name!r}: {observer.dear}")
     is_meant = config.loss_over == "microbatch" and not alone
     is_meant = traced.changes_state or is_meant or passes is not None
     is_apart = losses_lib.is_apart(loss_fn) or config.microbatch_size == 1
@@ -228,7 +228,7 @@ def _try(
 
 
 def _meet(where: mesh_lib.Placement, reducer: topology.Reducer) -> meeting_lib.Meeting:
-    """How the processes meet; says which devices are idle, and that one worker gossips alone."""
+    """How the processes meet; says which devices are idle, and that a single worker gossips."""
     num_workers, num_devices = len(where.devices), jax.device_count()
     on_cpu = where.mesh is not None and jax.default_backend() == "cpu"
     if on_cpu and where.leads and num_workers < num_devices:
@@ -349,7 +349,7 @@ def _make_gathering(
 
 
 def make_cluster(config: config_lib.ExperimentConfig) -> emulate.EmulatedCluster | None:
-    """The emulated speeds and who is present, if the configuration says either.
+    """The emulated speeds and presence, if the configuration says either.
 
     Without speeds the cluster tells presence alone; its times are arbitrary.
     """

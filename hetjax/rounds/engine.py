@@ -236,8 +236,7 @@ class Engine:
         Raises:
             ValueError: the state is spent, or another run's; `given` or the trace does not fit.
         """
-        rounds = run_state.check_state(state, self)
-        setup = self.setup
+        rounds, setup = run_state.check_state(state, self), self.setup
         self.beacons.at("waiting")
         setup.company.meeting.meets(state)
         setup.feed.compare(setup.stream.epoch(rounds.stream))

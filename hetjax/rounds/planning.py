@@ -36,14 +36,14 @@ def plan(
     Raises:
         ValueError: the trace that is replayed does not fit.
     """
-    config, index = setup.config, state.rounds_done
+    config, index, stream = setup.config, state.rounds_done, setup.stream
     caps = np.full(len(setup.where.devices), config.quota.max_microbatches or config.budget)
     caps[~setup.company.meeting.present] = 0
     if setup.speeds.cluster is not None:
         caps[~setup.speeds.cluster.present_at(index)] = 0
     quotas, limits, policy = _assign(setup, state, kind, caps, again)
     may_close = setup.speeds.trace is None and again is None
-    may_close = may_close and not setup.stream.is_last(state.stream, quotas)
+    may_close = may_close and not stream.is_last(state.stream, quotas)
     closing = None
     if may_close and setup.methods.gate.closes:
         closing = setup.speeds.clock.close(index, quotas)
@@ -51,15 +51,12 @@ def plan(
         limits = closing.microbatches_done
         if not limits.any():
             _check_progress(setup, index, quotas)
-    if again is None:
-        assigned = setup.stream.plan(state.stream, quotas)
-    else:
-        assigned = setup.stream.again(again, quotas)
+    assigned = stream.plan(state.stream, quotas) if again is None else stream.again(again, quotas)
     passes, observer, signed = state.passes, setup.methods.observer, False
     if observer is not None:
         signed = any(_balances(setup, index) for index in set(assigned.passes.tolist()))
         if signed and observer.coordinated:  # all begin a pass with the epoch
-            passes = np.full(caps.size, setup.stream.epoch(state.stream))
+            passes = np.full(caps.size, stream.epoch(state.stream))
         elif signed:  # each begins its own
             passes = assigned.passes
     return Plan(
@@ -125,11 +122,9 @@ def commit(setup: setup_lib.Setup, plan: Plan, executed: Executed) -> RoundsStat
         _check_kept(setup, policy, "observe(state, times)")
     stream = state.stream
     if not plan.is_again:  # else its examples are counted already, and the orders stay
-        signs = work.example_signs
-        if signs is not None:
+        if (signs := work.example_signs) is not None:
             signs = _flipped(signs, executed.sums.flips)
-        done = work.microbatches_done
-        stream = setup.stream.commit(stream, plan.local.assigned, done, signs)
+        stream = setup.stream.commit(stream, plan.local.assigned, work.microbatches_done, signs)
     return RoundsState(
         policies={**state.policies, kind: policy},
         stream=stream,
@@ -156,8 +151,7 @@ def _assign(
             "quota.max_microbatches"
         )
     if setup.speeds.trace is None:
-        gated = setup.methods.gate.closes
-        total = total or stream.total(state.stream, config.budget, gated=gated)
+        total = total or stream.total(state.stream, config.budget, gated=setup.methods.gate.closes)
         if setup.asks_policy:
             quotas, policy = policies.assigned(setup.methods.policy, policy, total, caps)
             _check_kept(setup, policy, "assign(state, total, caps)")
@@ -175,7 +169,7 @@ def _assign(
         total = stream.total(state.stream, config.budget)
         served = stream.fitted(state.stream, quotas, quotas > 0)
         fits = quotas.sum() <= total and np.all((quotas <= served) & (done <= quotas))
-    else:  # all of it once more, and of private examples by those who have them
+    else:  # all of it once more, and private examples by their own workers
         fits = quotas.sum() == total and np.all(done == quotas)
         fits = fits and np.array_equal(stream.again(again, quotas).quotas, quotas)
     if not fits or np.any(quotas > caps):
@@ -226,7 +220,7 @@ def _flipped(signs: list[np.ndarray], flips: Any) -> list[np.ndarray]:
 
 
 class References(NamedTuple):
-    """How long a round would take at the true speeds, computing alone."""
+    """How long a round would take at the true speeds, of the computing only."""
 
     optimal_secs: float
     bound_secs: float  # with microbatches of any size

@@ -120,8 +120,7 @@ def _make_sums(common: Maker, rule: rules.LocalRule) -> meeting_lib.Sums:
     is_plain, meeting = common.methods.reducer.is_plain_sum, common.company.meeting
     in_one_unit = rule.weight_grads is None and weighting(common.config, gossips=False) == "example"
     if is_plain and in_one_unit and not meeting.alone:
-        shapes = rules.contribution_shapes(rule, *common.model)
-        return meeting.sums(shapes)
+        return meeting.sums(rules.contribution_shapes(rule, *common.model))
     return meeting_lib.Sums()
 
 
@@ -175,8 +174,7 @@ def _make_local(
             replicas_equal=methods.reducer.keeps_replicas_equal,
         )
     if config.form == "fused" and mesh is not None:
-        most = most_microbatches(config)
-        return fused.Fused(steps, mesh, clock=clock, max_microbatches=most)
+        return fused.Fused(steps, mesh, clock=clock, max_microbatches=most_microbatches(config))
     gate = None
     if methods.gate.closes and not config.replay and not clock.virtual:
         alone = len(common.where.own) == len(devices)

@@ -94,7 +94,7 @@ class Reduced(NamedTuple):
 
     sums: types.PyTree
     weight: jax.Array  # f[]; 0 or less where there is nothing to update from
-    own: types.PyTree = ()  # of this worker alone; over the same weight
+    own: types.PyTree = ()  # of this worker only; over the same weight
     state_change: types.PyTree = ()  # of the model's state, over all whose sums these are
     num_examples: Any = ()  # f[]: of these
 
@@ -126,7 +126,7 @@ def reduce(
 ) -> tuple[Reduced, types.SyncMetrics, jax.Array]:
     """The sums and the weight from which each worker updates, and the metrics of all workers.
 
-    The third is bool[], whether nobody has anything to update from.
+    The third is bool[], whether no worker has anything to update from.
 
     `weighting.counting` says how the sums of each worker count, and what divides them: this is of
     the metrics, so the reducer is given sums alone. Where the weights depend on the parameters,
@@ -163,10 +163,8 @@ def reduce(
         rank = jax.lax.axis_index(mesh_lib.WORKER_AXIS)
         sums, own = contributed.sums, contributed.own
         if jax.tree.leaves(contributed.weight_grads):
-            mean = counting.mean_loss[rank]
-            sums = jax.tree.map(
-                lambda a, b: a - mean.astype(a.dtype) * b, sums, contributed.weight_grads
-            )
+            mean, grads = counting.mean_loss[rank], contributed.weight_grads
+            sums = jax.tree.map(lambda a, b: a - mean.astype(a.dtype) * b, sums, grads)
         if counting.scale is not None:
             scale = counting.scale[rank]
             sums, own = jax.tree.map(lambda x: x * scale.astype(x.dtype), (sums, own))
@@ -183,7 +181,7 @@ def reduce(
 def _state_change(
     contributed: types.Contribution, metrics: types.SyncMetrics, *, gossips: bool
 ) -> tuple[types.PyTree, Any, Any]:
-    """`(changes of the model's state, number of examples)`, of all workers, or of this one alone.
+    """`(changes of the model's state, number of examples)`, of all workers, or only of this one.
 
     They are never compressed, whatever the reducer does with gradients. Integers that all change
     alike are those of all workers, so that replicas keep them alike; the third says which do not.

@@ -46,9 +46,8 @@ def to_arrays(
     common = train._replace(memory=(), worker=())
     read = mesh_lib.own_row if setup.methods.reducer.keeps_replicas_equal else state_lib.all_rows
     arrays = leaves.flatten(read(common), "train")
-    for name in setup.kept_rows:
-        if setup.where.leading is not None:  # what others keep is in their processes, and goes so
-            continue
+    # Where the leader changes, what others keep is in their processes, and goes so.
+    for name in setup.kept_rows if setup.where.leading is None else ():
         rows = state_lib.all_rows(getattr(train, name))
         if _are_equal(rows):
             rows = jax.tree.map(lambda leaf: leaf[:1], rows)
@@ -133,8 +132,7 @@ def newest(
     )
     check_shards(saved, setup)
     solved, kept = setup.company.solved.save(), saved.about.get("solutions", {})
-    others = [name for name in solved if name in kept and solved[name] != kept[name]]
-    if others:
+    if others := [name for name in solved if name in kept and solved[name] != kept[name]]:
         raise ValueError(
             f"restore: this run's solution of {others[0]!r} is not the checkpoint's; make it by "
             "Run(..., solved=lambda: hetjax.records.keeper.kept_solutions(workdir))"
@@ -219,10 +217,9 @@ def from_train(train: Any, setup: setup_lib.Setup) -> types.TrainState:
     begun = _repeated(setup.by_name.values.at(setup.rounds_an_epoch, given), _num_rows(given))
     if jax.tree.map(np.shape, begun) != jax.tree.map(np.shape, given.values):
         given = given._replace(values=begun)
+    like = _repeated(like, _num_rows(given))
     try:
-        rows = leaves.unflatten(
-            _repeated(like, _num_rows(given)), leaves.flatten(given, "state"), "state"
-        )
+        rows = leaves.unflatten(like, leaves.flatten(given, "state"), "state")
     except ValueError as error:
         raise ValueError(f"init_state is not of this model and optimizer: {error}") from error
     seen = given_anew(leaves.flatten(given.opt_state, _OPTIMIZER), setup)
@@ -270,8 +267,7 @@ def from_arrays(
         kept[name] = found if same_shapes else like
     train = mesh_lib.place(rows._replace(**kept), setup.where.mesh)
     best = best_from_arrays(arrays, one, setup) if saved.about["has_best"] else None
-    rounds = rounds_from_arrays(saved, fresh.rounds, setup)
-    return fresh._replace(train=train, rounds=rounds), best
+    return fresh._replace(train=train, rounds=rounds_from_arrays(saved, fresh.rounds, setup)), best
 
 
 def _with_average(saved: checkpoint.Saved, setup: setup_lib.Setup) -> dict[str, np.ndarray]:
@@ -318,8 +314,7 @@ def rounds_from_arrays(
     else:
         stream = leaves.unflatten(like.stream, arrays, "run/stream")
         epoch = np.full(num_workers, setup.stream.epoch(stream))
-        done = saved.about["rounds"]
-        rounds = like._replace(stream=stream, passes=epoch, rounds_done=done)
+        rounds = like._replace(stream=stream, passes=epoch, rounds_done=saved.about["rounds"])
     return rounds._replace(generations=fresh.generations, generation=0)
 
 

@@ -1,6 +1,6 @@
 """What a round tells: its line, and a report whose numbers may still be on the devices.
 
-A `Report` is read when somebody asks for a number; `read` waits for it then and makes the
+A `Report` is read when a number is asked for; `read` waits for it then and makes the
 `RoundReport`, the line of `metrics.jsonl`. So the host can say what a round did while the next one
 computes.
 """
@@ -35,7 +35,7 @@ class NonFiniteError(ValueError):
     """A microbatch's loss or gradient was not finite, and `nonfinite='stop'`.
 
     Attributes:
-        result: the `FitResult` up to the round before it, whose state was kept; from `fit` alone.
+        result: the `FitResult` up to the round before it, whose state was kept; only from `fit`.
     """
 
     result: Any
@@ -81,7 +81,7 @@ class Report:
         self._work = executed.work
         self._metrics, self._step_norms = executed.sums.metrics, executed.sums.step
         for leaf in jax.tree.leaves((self._metrics, self._step_norms)):
-            if isinstance(leaf, jax.Array):  # on its way to the host before anybody waits for it
+            if isinstance(leaf, jax.Array):  # on its way to the host before any wait for it
                 leaf.copy_to_host_async()
         self.asked, self._changes = executed.asked, setup.company.meeting.changes
         self._settle, self._state_of = settle, state_of
@@ -145,8 +145,7 @@ class Report:
         """How far the update went, of what is known and finite; {} where there was no update."""
         step = self._step_norms
         mine = jax.tree.map(lambda leaf: np.asarray(leaf.addressable_shards[0].data)[0], step)
-        found = packing.unpack(mine)
-        if not found:
+        if not (found := packing.unpack(mine)):
             return {}
         values = {name: float(x) for name, x in found.values.items()}
         numbers = {name: float(x or 0) for name, x in found._replace(values=0)._asdict().items()}
@@ -217,8 +216,7 @@ class Report:
         assert of_all is not None
         process = int(company.meeting.process_of[worker])
         try:
-            what = "repeat a microbatch"
-            return of_all.wait(str(worker), _PATIENCE_SECS, what=what, by=process)
+            return of_all.wait(str(worker), _PATIENCE_SECS, what="repeat a microbatch", by=process)
         except TimeoutError:
             return f"Process {process} can tell by which operation."
 
@@ -347,9 +345,8 @@ class Clock:
     def stamp(self, moment: str) -> None:
         """Notes when the local phase was over (`computed`), when what the workers contributed was
         where the others find it (`posted`), and when all knew what all have done (`gathered`).
-        Where there is nobody else the first is all of them."""
-        now = time.perf_counter()
-        self._at |= dict.fromkeys(_MOMENTS[_MOMENTS.index(moment) :], now)
+        Where there is no other process the first is all of them."""
+        self._at |= dict.fromkeys(_MOMENTS[_MOMENTS.index(moment) :], time.perf_counter())
 
     def computes(self) -> None:
         """The workers have begun: what they begin with, the last round's exchange has made."""

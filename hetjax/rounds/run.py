@@ -325,8 +325,7 @@ class Run(engine.Engine):
     def _added_up(self, train: types.TrainState, plan: Plan, **options: Any) -> Executed:
         """A round without update; what the main kind keeps goes into the state."""
         is_main = plan.programs.kind == setup_lib.MAIN
-        kept = train.kept
-        kept = kept if is_main else kept._replace(memory=(), worker=())
+        kept = train.kept if is_main else train.kept._replace(memory=(), worker=())
         executed = self.add_up(plan, train.params, kept, **options)
         if is_main:
             train = train._replace(**executed.sums.state._asdict())

@@ -17,7 +17,7 @@ Shapes = dict[str, tuple[int, ...]]
 
 
 class Generations:
-    """The states that follow from one `init` or `restore`; the newest of them alone is whole.
+    """The states that follow from one `init` or `restore`; only the newest of them is whole.
 
     Args:
         run: that made the first of them.
@@ -112,7 +112,7 @@ class Plan(NamedTuple):
     rounds: RoundsState  # that it spends
     local: stepped.LocalPlan
     quotas: np.ndarray  # i64[W]
-    caps: np.ndarray  # i64[W]; 0 of who is absent
+    caps: np.ndarray  # i64[W]; 0 of absent workers
     closing: gates.Closing | None  # on the virtual clock, by a gate
     policy: Any  # after it has assigned the quotas
     passes: np.ndarray  # i64[W]

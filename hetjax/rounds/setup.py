@@ -48,7 +48,7 @@ class Speeds:
     """By which clock the workers are timed, and what is known of them before."""
 
     clock: clocks.WorkerClock
-    cluster: emulate.EmulatedCluster | None  # who is present when
+    cluster: emulate.EmulatedCluster | None  # which workers are present when
     emulated: bool  # the cluster's speeds are those of this run
     trace: list[replay.TracedRound] | None  # that is replayed
 
@@ -171,8 +171,7 @@ class Setup:
         mesh = self.where.mesh
         of_rows = None if mesh is None else mesh_lib.worker_sharding(mesh)
         made = sync.make_new_pass(self.methods.observer)
-        jitted = jax.jit(made, donate_argnums=(0, 1), out_shardings=of_rows)
-        return executor.compiled(jitted)
+        return executor.compiled(jax.jit(made, donate_argnums=(0, 1), out_shardings=of_rows))
 
     @property
     def kept_rows(self) -> dict[str, int]:
@@ -227,6 +226,5 @@ class Setup:
 
 def memory_rows(config: config_lib.ExperimentConfig, observer: ordering.Observer | None) -> int:
     """Of the order's memory: on one device what is the same on all workers is kept once."""
-    is_once = config.form == "virtual"
-    is_once = is_once and observer is not None and observer.same_memory
+    is_once = config.form == "virtual" and observer is not None and observer.same_memory
     return 1 if is_once else config.cluster.num_workers

@@ -174,8 +174,7 @@ def own_mean(params: types.PyTree) -> types.PyTree:
     def of_leaf(leaf: jax.Array) -> Any:
         if not jax.dtypes.issubdtype(leaf.dtype, np.inexact):
             return jax.device_get(mesh_lib.own_row(leaf))
-        rows = [np.asarray(shard.data) for shard in leaf.addressable_shards]
-        return mean_of_rows(np.concatenate(rows))
+        return mean_of_rows(np.concatenate([np.asarray(x.data) for x in leaf.addressable_shards]))
 
     return jax.tree.map(of_leaf, params)
 

@@ -110,8 +110,7 @@ def make_sync(
         reduced, metrics, is_empty = reduce_lib.reduce(how, form, contributed, shares, metrics)
         with jax.named_scope("coordinate_order"):
             memory, flips = form.coordinate(state.memory, contributed.evidence)
-        kept = types.Kept(memory, contributed.worker)
-        rest = reduced, kept, metrics, is_empty
+        rest = reduced, types.Kept(memory, contributed.worker), metrics, is_empty
         if optimizer is None:
             left, mean, own = update_lib.mean(how, form, state, *rest, active=active)
             return Synchronised(left, (), metrics, flips, mean, own)

@@ -34,13 +34,13 @@ def update(
     finite.
 
     Args:
-        how: the optimiser, and who mixes.
+        how: the optimiser, and the mixing.
         form: collective or array; leaves of all but `metrics` and `active` are this form's.
         state: before the round.
         reduced: from `reduce`.
         kept: the new memory of the order's observer, and what the local rule keeps.
         metrics: of all workers.
-        is_empty: bool[]: nobody has anything to update from.
+        is_empty: bool[]: no worker has anything to update from.
         active: the exchanges of the round, bool[M], of a reducer that gossips.
     """
     mixing = how.reducer.mixing
@@ -55,16 +55,14 @@ def update(
         first = mixing is not None and mixing.before_update
         base = state.params, state.model_state
         base = mix(*base) if first else base
-        one = functools.partial(_update_worker, how, metrics)
-        new = form.each(one)(state, base, reduced, kept)
+        new = form.each(functools.partial(_update_worker, how, metrics))(state, base, reduced, kept)
         updated = new.params
         if mixing is not None and not first:
             params, model_state = mix(new.params, new.model_state)
             new = new._replace(params=params, model_state=model_state)
         is_odd, left_out = jnp.any(metrics.nonfinite_microbatch >= 0), ()
         if how.nonfinite == "skip_update":
-            finite = form.each(_is_finite, (0, 0), None)(reduced, state.params)
-            left_out = is_odd = is_odd | ~finite
+            left_out = is_odd = is_odd | ~form.each(_is_finite, (0, 0), None)(reduced, state.params)
         changes = ~(is_empty | (is_odd if how.nonfinite != "skip" else False))
         final = trees.select(changes, new, state)
         final = final._replace(memory=trees.select(changes, *memories))
@@ -179,15 +177,13 @@ def _update_worker(
     updates, opt_state = how.optimizer.plain.update(grads, *given[1:], **extra)
     params = optax.apply_updates(base_params, updates)
     if how.reducer.mixing is not None:
-        params, opt_state = trees.select(
-            reduced.weight > 0, (params, opt_state), (base_params, state.opt_state)
-        )
+        before = base_params, state.opt_state
+        params, opt_state = trees.select(reduced.weight > 0, (params, opt_state), before)
     examples = jnp.sum(metrics.example_count).astype(state.progress_rounds.dtype)
     step = examples / how.nominal_examples - state.progress_rest  # or 2**24 + 1 stays 2**24
     progress = state.progress_rounds + step
     rest = (progress - state.progress_rounds) - step
-    model_state = _changed(base_state, reduced)
-    more = model_state, state.average, rest, state.values
+    more = _changed(base_state, reduced), state.average, rest, state.values
     return types.TrainState(params, kept.memory, opt_state, kept.worker, progress, *more)
 
 
@@ -218,12 +214,11 @@ def _step(
         if not leaf.ndim
     }
     step = types.UpdateSize(grad_norm, _norm(moved), _learning_rate(opt_state), numbers)
-    if not gossips:
-        return step._replace(left_out=left_out)
-    did = reduced.weight > 0
-    num = jax.lax.psum(did.astype(jnp.float32), _AXIS)
-    total = jax.lax.psum(trees.select(did, step, jax.tree.map(jnp.zeros_like, step)), _AXIS)
-    step = jax.tree.map(lambda x: x / jnp.maximum(num, 1).astype(x.dtype), total)
+    if gossips:
+        did = reduced.weight > 0
+        num = jax.lax.psum(did.astype(jnp.float32), _AXIS)
+        total = jax.lax.psum(trees.select(did, step, jax.tree.map(jnp.zeros_like, step)), _AXIS)
+        step = jax.tree.map(lambda x: x / jnp.maximum(num, 1).astype(x.dtype), total)
     return step._replace(left_out=left_out)
 
 

@@ -66,20 +66,15 @@ def _of_run(
         rounds = state.rounds._replace(generations=run_state.Generations(run), generation=0)
         state = run.next_state(state, executed, rounds)
         if signed and own.updates and setup.new_pass is not None:
-            nobody = np.zeros(run.num_workers, bool)
-            memory, carried = setup.new_pass(state.train.memory, state.carried, nobody)
+            none = np.zeros(run.num_workers, bool)
+            memory, carried = setup.new_pass(state.train.memory, state.carried, none)
             state = state._replace(train=state.train._replace(memory=memory), carried=carried)
-    params, _ = run.params(state)
-    jax.block_until_ready(params)
+    jax.block_until_ready(run.params(state)[0])
     return state
 
 
 def of_sums(
-    engine: Any,
-    rounds: run_state.RoundsState,
-    point: types.PyTree,
-    kind: str,
-    given: types.PyTree,
+    engine: Any, rounds: run_state.RoundsState, point: types.PyTree, kind: str, given: types.PyTree
 ) -> None:
     """Of a kind of an `Engine`, at a point with leaves `[W, ...]`."""
     setup = engine.setup

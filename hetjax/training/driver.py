@@ -40,7 +40,7 @@ class Driver:
         task: that has no state yet.
         directory: the workdir; None: nothing is kept.
         resume, callbacks: as of `fit`.
-        writers: checked; process 0 alone has them.
+        writers: checked; only process 0 has them.
         progress: show a bar.
     """
 
@@ -87,7 +87,7 @@ class Driver:
         task, directory, setup = self._task, self._directory, self._task.setup
         self._fingerprint: dict[str, Any] = {}
         if setup.company.meeting.joins:
-            task.begin()  # compiles, before anybody waits for this process
+            task.begin()  # compiles, before another process waits for this one
             setup.company.beacons.at("waiting")
             arrays, about = setup.company.meeting.take_in()
             lines = about.pop("lines")
@@ -133,18 +133,15 @@ class Driver:
         task.summary.leads_from(lines["metrics"])
         self._recorder.close()
         self._open(lines, leads=True)
-        again = [
-            line
-            for line in lines["metrics"]
-            if task.summary.clock - line["start_secs"] < _AGAIN_SECS
-        ]
+        now = task.summary.clock
+        again = [line for line in lines["metrics"] if now - line["start_secs"] < _AGAIN_SECS]
         told_of = self._told_of(again[0][task.number] if again else task.steps_done)
         self._writers = background.Background(self._given_writers, told_of)
         for line in again:
             self._writers.put(line)
 
     def _hand_on(self) -> None:
-        """Hands the run as it is to who has just become a member."""
+        """Hands the run as it is to the newest members."""
         self._task.settle()
         self._report()
         self._task.setup.company.beacons.at("checkpointing", self._task.steps_done)
@@ -192,7 +189,7 @@ class Driver:
             status = "finished" if self._is_finished else "interrupted"
             result = self._result(interrupted=not self._is_finished, status=status)
             self._keeper.close()
-            # Not after an error: who failed is to be the first that is gone.
+            # Not after an error: the process that failed is to be the first that is gone.
             task.setup.company.meeting.close()
         return result
 
@@ -200,7 +197,7 @@ class Driver:
         """The result. After a signal the program's own handler of it is called first; where there
         is none, what Python raises for it is raised, and holds the result.
 
-        Also where the run came to its end all the same: who pressed Ctrl-C wants no other to begin.
+        Also where the run came to its end all the same: after Ctrl-C no other is to begin.
         Call it when the run is closed.
 
         Raises:
@@ -243,15 +240,14 @@ class Driver:
     def _after_step(self) -> None:
         """What is due after a step."""
         task, request = self._task, gathering.Request
+        every = task.setup.config.checkpoint.every_rounds
         task.measure()
         if task.setup.company.meeting.hands_on():
             self._hand_on()
         if task.reports_at_once:
             self._report()
         self._ask()
-        if request.SAVE in self._asked or is_due(
-            task.steps_done, task.setup.config.checkpoint.every_rounds
-        ):
+        if request.SAVE in self._asked or is_due(task.steps_done, every):
             self._save()
         self._asked &= ~request.SAVE
         self._asks &= ~request.SAVE
@@ -261,8 +257,7 @@ class Driver:
     def _report(self) -> None:
         """Records the newest step, whose numbers have arrived by now, and calls the callbacks."""
         task, beacons = self._task, self._task.setup.company.beacons
-        found = task.line()
-        if found is None:
+        if (found := task.line()) is None:
             return
         report, others, text, amount = found
         number = getattr(report, task.number)
@@ -324,12 +319,11 @@ class Driver:
     @property
     def _stopped_by(self) -> str | None:
         """Who ended the run before its last step."""
-        if self._task.is_complete:
-            return self._task.summary.stopped_by
-        if self._by_signal:
-            return self._by_signal.name
-        if gathering.Request.END in self._asked:
-            return f"callback {self._callbacks.stopper}".strip()
+        if not self._task.is_complete:
+            if self._by_signal:
+                return self._by_signal.name
+            if gathering.Request.END in self._asked:
+                return f"callback {self._callbacks.stopper}".strip()
         return self._task.summary.stopped_by
 
     def _end(self) -> None:

@@ -187,12 +187,10 @@ def fit(
                 **fields,
             )
         )
-        setup = run.setup
-        model = params
-        if metrics_fn is not None and setup.is_stateful:
-            metrics_fn = evaluate_lib.of_model(metrics_fn)
+        setup, model = run.setup, params
         if isinstance(loss_fn, stateful.StatefulLoss):
             model = types.Model(params, loss_fn.model_state)
+            metrics_fn = None if metrics_fn is None else evaluate_lib.of_model(metrics_fn)
         evaluate = evaluations.Evaluations(setup, metrics_fn, eval_sets, model, progress=progress)
         best, may_lead = (run.config.best_by, run.config.best_mode), setup.where.may_lead
         judge = evaluations.judge(evaluate.names, *best) if may_lead else evaluations.Judge()

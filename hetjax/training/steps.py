@@ -82,15 +82,12 @@ class Training(task_lib.Task):
         return reported.from_plain(line).counts.examples
 
     def bar(self) -> dict[str, Any]:
-        config, of_epochs = self._run.config, self._of_epochs
+        config = self._run.config
+        of_epochs = config.epochs * self.setup.stream.examples_per_epoch
         total = min(of_epochs, config.max_rounds * programs.nominal_examples(config) or of_epochs)
         return {"total": total, "initial": self._begins_at, "unit": "ex", "unit_scale": True}
 
     # --- How far it is ---
-
-    @property
-    def _of_epochs(self) -> int:
-        return self._run.config.epochs * self.setup.stream.examples_per_epoch
 
     @property
     def steps_done(self) -> int:
@@ -174,7 +171,7 @@ class Training(task_lib.Task):
             if arrays:
                 train = jax.device_get(mesh_lib.own_row(self.state.train))
                 self.best = resume.best_from_arrays(arrays, train, self.setup)
-            if 0 < self._evaluated_at <= len(lines):  # who evaluated may not have written it
+            if 0 < self._evaluated_at <= len(lines):  # its leader may not have written it
                 lines[self._evaluated_at - 1]["eval"] = reported.plain(values)
             elif self._evaluated_at == self.steps_done:
                 self._measured["eval"] = values
@@ -246,11 +243,9 @@ class Training(task_lib.Task):
             return state_lib.own_mean(rows)
 
         def of_average(name: str, of: str) -> types.PyTree:
-            average = of_train("average")
-            if not average:
+            if not (average := of_train("average")):
                 raise ValueError(f"report.state.ema_{of}: {types.NO_AVERAGE}")
-            like = getattr(self.setup.begun, of)
-            return state_lib.narrowed(getattr(average, name), like)
+            return state_lib.narrowed(getattr(average, name), getattr(self.setup.begun, of))
 
         yield dataclasses.replace(
             report,

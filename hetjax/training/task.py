@@ -66,7 +66,7 @@ class Task(Protocol):
             run.settle()
 
     def takes_judged(self, lines: Sequence[workdir.Line]) -> None:
-        """Has what whoever led last has judged; `lines` are those of the steps."""
+        """Has what the last leader has judged; `lines` are those of the steps."""
         del lines
 
     def evaluation(self) -> dict[str, str]:

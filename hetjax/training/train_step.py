@@ -213,8 +213,7 @@ def _check_step(
     """Refuses a loss that a round cannot use, a rule of another one, other sizes than observed."""
     params = jax.tree.map(lambda x: x[0], state.params)
     one = jax.tree.map(lambda x: x[0, 0], microbatches.examples)
-    batch_size = microbatches.example_ids.shape[-1]
-    keys = jax.random.split(rng, batch_size) if per_example_rng else rng
+    keys = jax.random.split(rng, microbatches.example_ids.shape[-1]) if per_example_rng else rng
     traced = losses_lib.check_loss(loss_fn, params, one, keys)
     identity_lib.check(rule, loss_fn, params, one, optimizer, per_example_rng=per_example_rng)
     made_for = None if observer is None else observer.sizes

@@ -69,7 +69,10 @@ hits = []
 jax.monitoring.register_event_listener(lambda name, **_: hits.append(name.endswith("cache_hits")))
 import hetjax
 hetjax.join_processes()
-jax.jit(lambda x: 3 * x + worker)(2.0)
+from hetjax import compiled
+compiled.keep()
+with compiled.shared():  # as in a run
+    jax.jit(lambda x: 3 * x + worker)(2.0)
 print("programs found:", sum(hits))
 sys.exit(1 - attempt)  # JAX waits for the other one here
 """
@@ -178,7 +181,10 @@ GOOD = [sys.executable, "-c", "pass"]
         (["--workers=1", "--max_restarts=-1", "--", *GOOD], "--max_restarts=-1: must be 0 or"),
         (["--workers=1", "--start_secs=nan", "--", *GOOD], "--start_secs=nan: must be above 0"),
         (["--workers=1", "--port=70000", "--", *GOOD], "--port=70000: must be from 0"),
-        (["--workers=1", "--host=192.0.2.1", "--", *GOOD], "--host=192.0.2.1 --port=0: nobody can"),
+        (
+            ["--workers=1", "--host=192.0.2.1", "--", *GOOD],
+            "--host=192.0.2.1 --port=0: no process can",
+        ),
         (["--workers=2", "--max_workers=3", "--", *GOOD], "--max_workers=3: needs --runtime=apart"),
         (["--workers=2", "--runtime=apart", "--max_workers=1", "--", *GOOD], "=1: must be at l"),
         (["--add=/no/run"], "/no/run: there is no such run, or it has ended"),

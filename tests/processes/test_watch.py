@@ -161,5 +161,5 @@ def test_a_wait_at_the_board_can_be_ended(shared, monkeypatch):
         board.Board("a test").wait("key", 600.0)
     waits._lost.clear()
     monkeypatch.setattr(waits, "end_all", lambda reason: None)
-    with pytest.raises(TimeoutError, match=r"nobody put up 'key' in 0\.1 s"):
+    with pytest.raises(TimeoutError, match=r"no process posted 'key' within 0\.1 s"):
         board.Board("a test").wait("key", 0.1)
