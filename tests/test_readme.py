@@ -81,9 +81,6 @@ def measured():
             speeds["plain DDP"], speeds["tuned DDP"], key=lambda text: int(text.replace(",", ""))
         )
         yield speeds["adaptive"], ddp, figures["adaptive over DDP"][model][0]
-    for kills in ("undisturbed", "a kill each 30 s"):
-        ratio, own, other = figures[f"hetjax over torchft, {kills}"][0][-3:]
-        yield own, other, ratio
 
 
 @pytest.mark.parametrize("page", [README, ROOT / "docs/index.md"], ids=["readme", "index"])
