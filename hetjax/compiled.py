@@ -100,16 +100,16 @@ def shared() -> Iterator[None]:
     """
     global _inside
     homes: dict[str, Any] = {}
-    with contextlib.suppress(ImportError, AttributeError):  # of another version
+    with contextlib.suppress(ImportError):  # of another version
         from jax._src import cache_key, compiler
 
-        found: dict[str, Any] = {"get": cache_key.get}
-        found["_cache_write"] = compiler._cache_write
-        names = {name: list(inspect.signature(each).parameters) for name, each in found.items()}
-        if names["get"][:4] == _KEYED:
-            homes["get"] = cache_key
-        if "HETJAX_ATTEMPT" in os.environ and names["_cache_write"][:5] == _WRITTEN:
-            homes["_cache_write"] = compiler
+        ours: dict[str, tuple[Any, list[str]]] = {"get": (cache_key, _KEYED)}
+        if "HETJAX_ATTEMPT" in os.environ:
+            ours["_cache_write"] = (compiler, _WRITTEN)
+        for name, (home, known) in ours.items():
+            plain = getattr(home, name, lambda: None)
+            if list(inspect.signature(plain).parameters)[: len(known)] == known:
+                homes[name] = home
     with _lock:
         for name, home in homes.items() if not _inside else ():
             _plain[name] = getattr(home, name)

@@ -1,12 +1,11 @@
 """The README: short, its programs run, its figures are those that were measured."""
 
 import ast
-import collections
 import re
 
 import pytest
 
-from experiments.benchmarks.rows import read as read_rows
+from experiments.benchmarks.rows import Row, read
 from hetjax.cluster import emulate
 from tests.own_parts import policy
 from tests.pages.blocks import README, ROOT, blocks, run
@@ -68,19 +67,12 @@ def test_the_recipes_go_on_where_the_script_ends(tmp_path):
 def measured():
     """Examples a second of hetjax and of the other, and how many times as many, of each row."""
     page = (ROOT / "experiments/results/processes/README.md").read_text()
-    rows = [row for row in read_rows(page) if not isinstance(row, str)]
-    figures = collections.defaultdict(list)  # the MLP's before LeNet's
-    for row in rows:
-        figures[row.name].append(re.findall(r"[\d,]*\d(?:\.\d+)?", row.figure))
-    for model in (0, 1):
-        speeds = {
-            kind: figures[f"{kind}: examples a second"][model][0]
-            for kind in ("adaptive", "plain DDP", "tuned DDP")
-        }
-        ddp = max(
-            speeds["plain DDP"], speeds["tuned DDP"], key=lambda text: int(text.replace(",", ""))
-        )
-        yield speeds["adaptive"], ddp, figures["adaptive over DDP"][model][0]
+    for title in ("The MLP in four processes", "LeNet in four processes"):
+        section = page.partition(f"## {title}\n")[2].partition("\n## ")[0]
+        rows = {row.name: row.figure.split()[0] for row in read(section) if isinstance(row, Row)}
+        speeds = [rows[name] for name in rows if name.endswith("DDP: examples a second")]
+        ddp = max(speeds, key=lambda text: int(text.replace(",", "")))
+        yield rows["adaptive: examples a second"], ddp, rows["adaptive over DDP"]
 
 
 @pytest.mark.parametrize("page", [README, ROOT / "docs/index.md"], ids=["readme", "index"])

@@ -13,7 +13,7 @@ from tests.pages.blocks import PAGES, ROOT, blocks, blocks_of, name_of, without_
 
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 OURS = ("hetjax", "experiments")
-MODULES = {"jupytext", "mypy", "pip", "pytest", "sphinx", "tests", "venv"}
+MODULES = {"docs", "jupytext", "mypy", "pip", "pytest", "sphinx", "tests", "venv"}
 TOOLS = {
     *(".", ".ci/run", ".ci/site", "cd", "export", "git", "jupyter", "ls", "mypy"),
     *("pre-commit", "ruff"),
