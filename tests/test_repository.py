@@ -41,7 +41,7 @@ def test_the_citation_is_of_this_version_its_addresses_and_papers():
     citation, papers = read("CITATION.cff"), (ROOT / "docs/papers.md").read_text()
     told = [citation[key] for key in ("version", "repository-code", "url")]
     assert told == [PROJECT["version"], *PROJECT["urls"].values()]
-    installed = re.findall(r"git\+([^\s\"']+)", "".join(path.read_text() for path in PAGES))
+    installed = re.findall(r"git\+([^\s\"'`]+)", "".join(path.read_text() for path in PAGES))
     assert {*installed} == {PROJECT["urls"]["Repository"]}
     cited = [each["identifiers"][0]["value"] for each in citation["references"]]
     assert cited == re.findall(r"arXiv:\d{4}\.\d{5}", papers)

@@ -121,7 +121,8 @@ def ratio(loss: Callable[[PyTree, PyTree, Any], Any]) -> Callable[..., tuple[jax
         losses, weights = found[:2] if isinstance(found, tuple) else (found, None)
         if weights is None:
             return jnp.mean(losses) if jnp.ndim(losses) else losses, None
-        return jnp.sum(losses * weights), jnp.sum(weights)
+        denominator = jnp.sum(weights)  # first, as where weights are constants
+        return jnp.sum(losses * weights), denominator
 
     return both
 

@@ -50,7 +50,7 @@ class Apart:
         self.seats(len(starts))
         members = [(start, start) for start in starts]
         board = files.Files(self.run / "0" / "board")
-        board.key_value_set("decision/-1", json.dumps([-1, [], members, -1]))
+        board.key_value_set("decision/-1", json.dumps([-1, [], members, -1, 0, []]))
 
     def finish(self, start, code=0, *, over=True):
         if code == 0 and over:

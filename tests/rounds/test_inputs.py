@@ -173,7 +173,7 @@ def test_cpu_devices_that_an_accelerator_leaves_out_are_told(monkeypatch, capsys
 
 IDLE, ALONE = (
     "worker(s) on 8 CPU devices: the others are idle",
-    "'hetjax.topology.methods:d_psgd' exc",
+    "'hetjax.topology.methods:d_psgd' has no neighbour",
 )
 
 
