@@ -121,7 +121,7 @@ def shared() -> Iterator[None]:
         with _lock:
             _inside -= 1
             for name, home in homes.items() if not _inside else ():
-                setattr(home, name, _plain.pop(name))
+                setattr(home, name, _plain[name])  # a thread may still be inside ours
 
 
 def _key(module: Any, devices: Any, compile_options: Any, backend: Any, *more: Any) -> str:

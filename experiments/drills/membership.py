@@ -172,7 +172,7 @@ def _changes(run: str, workdir: pathlib.Path, said: list[str]) -> dict[str, int]
         joins = _wait_for(r"round (\d+): worker \d+ joins", said, before)
         if name == "replaced":
             subprocess.run([*launch, f"--remove={run}:3"], check=True, stdout=subprocess.DEVNULL)
-            joins = 1 + _wait_for(r"round (\d+): worker 3 leaves", said, before)
+            joins = 1 + _wait_for(r"round (\d+): worker 3 left", said, before)
         found[name] = joins
         _wait_for_lines(workdir, joins + _SETTLED + _COMPARED)
     return found
