@@ -73,6 +73,10 @@ def measured():
         speeds = [rows[name] for name in rows if name.endswith("DDP: examples a second")]
         ddp = max(speeds, key=lambda text: int(text.replace(",", "")))
         yield rows["adaptive: examples a second"], ddp, rows["adaptive over DDP"]
+    rows = {row.name: row.figure for row in read(page) if isinstance(row, Row)}
+    for kills in ("undisturbed", "a kill each 30 s"):
+        ratio, own, other = re.findall(r"[\d,.]*\d", rows[f"hetjax over torchft, {kills}"])
+        yield own, other, ratio
 
 
 @pytest.mark.parametrize("page", [README, ROOT / "docs/index.md"], ids=["readme", "index"])

@@ -61,11 +61,8 @@ def _hetjax() -> Iterator[tuple[list[str], dict[str, str], Commits]]:
         commits = launched_runs.Commits(pathlib.Path(shared))
         commits.start()
         try:
-            yield (
-                command,
-                {**launched_runs.environment(), place.SHARED: shared},
-                lambda: {number: (at, _TASK.batch) for (_, number), at in list(commits.at.items())},
-            )
+            own = {**launched_runs.environment(), place.SHARED: shared}
+            yield command, own, lambda: {k: (v, _TASK.batch) for (_, k), v in [*commits.at.items()]}
         finally:
             commits.over.set()
 
@@ -180,5 +177,5 @@ def survival_rows(secs: float, out: str | None) -> Iterator[Row | str]:
     )
     yield (
         "torchft has DDP over Gloo with timeouts of 5 s (collectives) and 10 s (manager); its "
-        f"lighthouse waits {_HEARTBEAT_MS / 1000:g} s for a heartbeat."
+        f"lighthouse waits {_HEARTBEAT_MS / 1000:g} s for a heartbeat. Mended: survivors raised."
     )

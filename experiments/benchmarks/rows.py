@@ -52,10 +52,8 @@ def share(good: Sequence[object]) -> str:
 
 def processor() -> str:
     """Its model and widest vectors, where the system tells: ratios of libraries depend on them."""
-    try:
-        lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
+    told = pathlib.Path("/proc/cpuinfo")
+    lines = told.read_text().splitlines() if told.exists() else []
     fields = {name.strip(): value.strip() for name, _, value in (x.partition(":") for x in lines)}
     model = fields.get("model name") or platform.processor() or platform.machine()
     flags = fields.get("flags", "").split()

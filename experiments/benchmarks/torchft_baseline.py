@@ -28,18 +28,29 @@ from torch import distributed, nn
 _SEAT, _NUM_SEATS = int(os.environ["HETJAX_PROCESS_ID"]), int(os.environ["HETJAX_NUM_PROCESSES"])
 
 
-def _manager(model: nn.Module, optimizer: torch.optim.Optimizer) -> torchft.Manager:
-    def load(state: dict[str, Any]) -> None:
-        model.load_state_dict(state["model"])
-        optimizer.load_state_dict(state["optimizer"])
+class _Mended(torchft.DistributedDataParallel):
+    """Lives when another dies: that of torchft 0.2.0 raises where its all-reduce fails (`ddp.py`,
+    line 76), although its `Manager` has noted the failure."""
 
-    def state() -> dict[str, Any]:
-        return {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+    @staticmethod
+    def _comm_hook(state: torchft.Manager, bucket: Any) -> Any:
+        state.allreduce(bucket.buffer()).wait()  # in place; False where it failed
+        reduced = torch.futures.Future()
+        reduced.set_result(bucket.buffer())
+        return reduced
+
+
+def _manager(model: nn.Module, optimizer: torch.optim.Optimizer) -> torchft.Manager:
+    parts: dict[str, Any] = {"model": model, "optimizer": optimizer}
+
+    def load(state: dict[str, Any]) -> None:
+        for name, part in parts.items():
+            part.load_state_dict(state[name])
 
     return torchft.Manager(
         pg=torchft.ProcessGroupGloo(timeout=datetime.timedelta(seconds=5)),
         load_state_dict=load,
-        state_dict=state,
+        state_dict=lambda: {name: part.state_dict() for name, part in parts.items()},
         min_replica_size=1,
         replica_id=f"seat_{_SEAT}_",
         rank=0,
@@ -60,7 +71,7 @@ def main() -> None:
     model = ddp_baseline.make_model(flags.model).to(memory_format=torch.channels_last)
     base = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     manager = _manager(model, base)
-    parallel = torchft.DistributedDataParallel(manager, model)
+    parallel = _Mended(manager, model)
     optimizer = torchft.Optimizer(manager, base)
     batches = ddp_baseline.own_batches(len(images), flags.batch, rank=_SEAT, num_ranks=_NUM_SEATS)
     loss_fn = nn.CrossEntropyLoss()
