@@ -58,7 +58,7 @@ def _timeline(summary: series.Record, history: series.History) -> str:
         for_whom = "the last to finish"
         caption += "The gate closes a round before every quota is done; bars need not end together."
     if np.nansum(series.matrix(history, "host_secs")) > 0:
-        caption += " Before its bar a worker's process makes the update, by itself."
+        caption += " In the gap before its bar its process works for itself, as at the update."
     waiting = series.column(series.full_rounds(history), "waiting_fraction")
     waiting = waiting[np.isfinite(waiting)]
     if len(waiting) >= 4:
@@ -127,7 +127,7 @@ def _round_times(summary: series.Record, history: series.History) -> str:
 
 def _left_out(history: series.History) -> str:
     short = len(history) - len(series.full_rounds(history))
-    return " The short last round of each epoch is left out." if short else ""
+    return " Rounds short of the budget, as the last of an epoch, are left out." if short else ""
 
 
 def _losses(summary: series.Record, history: series.History) -> str:

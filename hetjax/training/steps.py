@@ -206,7 +206,9 @@ class Training(task_lib.Task):
         if self._checked is None:
             return None
         line = self.summary.round_done(self._checked, **measured)
-        quotas = ",".join(map(str, line.quotas[:8])) + (",…" if len(line.quotas) > 8 else "")
+        here = zip(line.quotas[:8], line.workers.present, strict=False)
+        quotas = ",".join(str(quota) if is_here else "-" for quota, is_here in here)
+        quotas += ",…" if len(line.quotas) > 8 else ""
         loss = "no loss" if np.isnan(line.loss) else f"loss {line.loss:.3f}"
         text = f"{loss}{_few(line.metrics)} quotas {quotas} "
         return line, [], f"{text}waiting {line.times.waiting_fraction:.0%}", line.counts.examples
