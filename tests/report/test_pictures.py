@@ -66,5 +66,5 @@ def test_a_bar_begins_when_its_process_has_updated():
     assert first == pytest.approx([0.01, 0.11])
     assert second == pytest.approx([0.05, 0.13])
     assert waiting == pytest.approx([0.11, 0.13])
-    assert "makes the update" in sections._timeline({}, told)
-    assert "makes the update" not in sections._timeline({}, runs.make_history(6, 2))
+    assert "In the gap before" in sections._timeline({}, told)
+    assert "In the gap before" not in sections._timeline({}, runs.make_history(6, 2))
