@@ -72,7 +72,7 @@ _PROMOTING = [
 
 def pytest_addoption(parser):
     parser.addoption(
-        "--one_of", type=int, default=1, help="run one in so many of each file's tests"
+        "--one_of", type=int, default=1, help="run one in so many of the tests"
     )
     parser.addoption("--all", action="store_true", help="run all tests, and not the core alone")
     parser.addoption("--rest", action="store_true", help="run all tests but the core")
@@ -81,7 +81,7 @@ def pytest_addoption(parser):
 def pytest_collection_modifyitems(config, items):
     """Leaves out the engines' tests and all outside the core, unless they are asked for.
 
-    With `--one_of` those of each file stay that a hash of their names puts first.
+    With `--one_of` those stay that a hash of their names puts first.
     """
     _keep_core(config, items)
     by_path = any("tests/engines" in arg for arg in config.args)
@@ -96,13 +96,8 @@ def pytest_collection_modifyitems(config, items):
                 item.add_marker(pytest.mark.skip(reason=why))
     if (one_of := config.getoption("one_of")) == 1:
         return
-    files = collections.defaultdict(list)
-    for item in items:
-        files[item.path].append(item)
-    left = set()
-    for of_file in files.values():
-        of_file.sort(key=lambda item: zlib.crc32(item.nodeid.encode()))
-        left.update(of_file[math.ceil(len(of_file) / one_of) :])
+    by_hash = sorted(items, key=lambda item: zlib.crc32(item.nodeid.encode()))
+    left = set(by_hash[math.ceil(len(items) / one_of) :])
     config.hook.pytest_deselected(items=list(left))
     items[:] = [item for item in items if item not in left]
 
