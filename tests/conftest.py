@@ -71,9 +71,7 @@ _PROMOTING = [
 
 
 def pytest_addoption(parser):
-    parser.addoption(
-        "--one_of", type=int, default=1, help="run one in so many of the tests"
-    )
+    parser.addoption("--one_of", type=int, default=1, help="run one in so many of the tests")
     parser.addoption("--all", action="store_true", help="run all tests, and not the core alone")
     parser.addoption("--rest", action="store_true", help="run all tests but the core")
 
