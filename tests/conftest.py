@@ -92,6 +92,7 @@ def pytest_collection_modifyitems(config, items):
         for item in items:
             if item.get_closest_marker("optimised"):
                 item.add_marker(pytest.mark.skip(reason=why))
+    _waiting_first(items)
     if (one_of := config.getoption("one_of")) == 1:
         return
     by_hash = sorted(items, key=lambda item: zlib.crc32(item.nodeid.encode()))
@@ -105,6 +106,17 @@ def _caches():
     """What a module's tests have compiled is let go; a worker of all tests came to 5 GB."""
     yield
     jax.clear_caches()
+
+
+def _waiting_first(items):
+    """Puts tests that wait for minutes, and hardly compute, where each worker of xdist begins."""
+    names = ("tests/processes/test_apart", "tests/test_train_bilevel")
+    waiting = [i for i in items if i.nodeid.startswith(names) and i.get_closest_marker("slow")]
+    others = [item for item in items if item not in set(waiting)]
+    items[:], count = others, int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    for worker in reversed(range(count)):
+        at = len(others) * worker // count + 1
+        items[at:at] = waiting[worker::count]
 
 
 def _keep_core(config, items):

@@ -102,7 +102,7 @@ def test_a_local_form_that_is_asked_for_is_not_replaced_where_devices_lack(monke
 @pytest.mark.slow
 def test_lenet_learns_from_real_cifar10(test_data, tmp_path):
     (tmp_path / "cifar10").symlink_to(test_data / "cifar10")  # the prepared copy goes beside it
-    fields = {"epochs": 4, "microbatch_size": 16, "budget": 4, "model": {"name": "lenet"}} | {
+    fields = {"epochs": 2, "microbatch_size": 16, "budget": 4, "model": {"name": "lenet"}} | {
         "data": {"name": "cifar10", "dir": str(tmp_path), "num_train": 3000},
         "optimizer": {"name": "adam", "learning_rate": 0.002},
         "cluster": {"secs_per_microbatch": (1, 2, 3, 4), "clock": "virtual"},
