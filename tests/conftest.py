@@ -109,14 +109,11 @@ def _caches():
 
 
 def _waiting_first(items):
-    """Puts tests that wait for minutes, and hardly compute, where each worker of xdist begins."""
+    """Puts tests that wait for minutes, and hardly compute, first: one worker of xdist has them
+    done while the others compute, and the end waits for none."""
     names = ("tests/processes/test_apart", "tests/test_train_bilevel")
     waiting = [i for i in items if i.nodeid.startswith(names) and i.get_closest_marker("slow")]
-    others = [item for item in items if item not in set(waiting)]
-    items[:], count = others, int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-    for worker in reversed(range(count)):
-        at = len(others) * worker // count + 1
-        items[at:at] = waiting[worker::count]
+    items[:] = [*waiting, *(item for item in items if item not in set(waiting))]
 
 
 def _keep_core(config, items):
