@@ -111,8 +111,8 @@ def _caches():
 def _waiting_first(items):
     """Puts tests that wait for minutes, and hardly compute, first: one worker of xdist has them
     done while the others compute, and the end waits for none."""
-    names = ("tests/processes/test_apart", "tests/test_train_bilevel")
-    waiting = [i for i in items if i.nodeid.startswith(names) and i.get_closest_marker("slow")]
+    name = "tests/processes/test_apart"
+    waiting = [i for i in items if i.nodeid.startswith(name) and i.get_closest_marker("slow")]
     items[:] = [*waiting, *(item for item in items if item not in set(waiting))]
 
 

@@ -6,10 +6,11 @@ the page of its results, and of the file of runs beside it.
 
 import json
 import pathlib
-import re
 
 import numpy as np
 import style
+
+from experiments.benchmarks.rows import Row, read
 
 RESULTS = pathlib.Path(__file__).parents[2] / "experiments/results/processes"
 SIDES = ("hetjax", "torchft")
@@ -18,10 +19,16 @@ PER = 3  # seconds of a step of the curves
 
 def over_ddp(page, title):
     """Examples a second of hetjax, and of the fastest DDP, in a section of the page."""
-    section = re.search(rf"^## {title}$(.*?)(?:^## |\Z)", page, re.M | re.S)[1]
-    rows = dict(re.findall(r"^\| (.*?): examples a second \| none \| ([\d,]+)", section, re.M))
-    speeds = {name: int(speed.replace(",", "")) for name, speed in rows.items()}
-    return speeds["adaptive"], max(speed for name, speed in speeds.items() if "DDP" in name)
+    section = page.partition(f"## {title}\n")[2].partition("\n## ")[0]
+    rows = [row for row in read(section) if isinstance(row, Row)]
+    speeds = {
+        row.name: int(row.figure.split()[0].replace(",", ""))
+        for row in rows
+        if row.name.endswith(": examples a second")
+    }
+    return speeds["adaptive: examples a second"], max(
+        speeds[name] for name in speeds if "DDP" in name
+    )
 
 
 def numbers():

@@ -206,9 +206,7 @@ class Training(task_lib.Task):
         if self._checked is None:
             return None
         line = self.summary.round_done(self._checked, **measured)
-        here = zip(line.quotas[:8], line.workers.present, strict=False)
-        quotas = ",".join(str(quota) if is_here else "-" for quota, is_here in here)
-        quotas += ",…" if len(line.quotas) > 8 else ""
+        quotas = _shown(line.quotas, line.workers.present)
         loss = "no loss" if np.isnan(line.loss) else f"loss {line.loss:.3f}"
         text = f"{loss}{_few(line.metrics)} quotas {quotas} "
         return line, [], f"{text}waiting {line.times.waiting_fraction:.0%}", line.counts.examples
@@ -294,6 +292,18 @@ class Training(task_lib.Task):
             state=self.state.train,
             learned=self.state.rounds.policies,
         )
+
+
+def _shown(quotas: Sequence[int], present: Sequence[bool]) -> str:
+    """The quotas of the first eight workers; `-` in a seat that no worker has.
+
+    Example:
+        >>> _shown([6, 2, 0, 0], [True, True, True, False])
+        '6,2,0,-'
+    """
+    seats = zip(quotas[:8], present, strict=False)
+    shown = [str(quota) if is_here else "-" for quota, is_here in seats]
+    return ",".join(shown) + (",…" if len(quotas) > 8 else "")
 
 
 def _few(metrics: dict[str, float] | None) -> str:
