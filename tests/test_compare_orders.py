@@ -109,8 +109,8 @@ def test_epochs_are_timed_and_a_timed_task_is_not_timed_again(found, monkeypatch
     assert results.read_secs(directory, TINY) == secs
 
 
-def test_herding_bounds_are_measured_once_of_tuned_runs(found):
-    directory, _, data_dir = found
+def test_herding_bounds_are_measured_once_of_tuned_runs(found, tmp_path):
+    directory, data_dir = tmp_path, found[2]
     task = dataclasses.replace(TINY, name="balanced", arms=(BASE, BALANCED), seeds=(0,))
     options = {"data_dir": data_dir, "num_jobs": 0}
     herding_of = {**options, "kind": results.HERDING}
