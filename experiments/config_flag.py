@@ -51,7 +51,6 @@ class _Parser(flags.ArgumentParser):
     def __init__(self, schema: Schema):
         super().__init__()
         self.schema = schema
-        self.given: set[str] = set()  # fields beside the file
 
 
 def define(
@@ -93,7 +92,7 @@ def parse_flags(argv: Sequence[str], *, flag_values: flags.FlagValues = flags.FL
         if flag.value is not None:
             _check_order(argv)
             flag.value = _read(schema, flag.value, given)
-            flag.parser.given.update(name for name, _ in given)
+            flag.given = {name for name, _ in given}  # parsers are shared: absl keeps equal ones
     except flags.UnrecognizedFlagError as error:
         _end(misplaced(argv[1:], flag_values=flag_values, otherwise=str(error)), schema, argv)
     except (flags.Error, ValueError) as error:
@@ -111,7 +110,7 @@ def get(*, flag_values: flags.FlagValues = flags.FLAGS) -> Any:
 
 def is_given(name: str, *, flag_values: flags.FlagValues = flags.FLAGS) -> bool:
     """Whether the command line has this field, beside the file."""
-    return name in flag_values[_NAME].parser.given
+    return name in getattr(flag_values[_NAME], "given", ())
 
 
 def misplaced(
