@@ -112,8 +112,7 @@ def _waiting_first(items):
     """Puts tests that wait for minutes, and hardly compute, first: one worker of xdist has them
     done while the others compute, and the end waits for none."""
     name = "tests/processes/test_apart"
-    waiting = [i for i in items if i.nodeid.startswith(name) and i.get_closest_marker("slow")]
-    items[:] = [*waiting, *(item for item in items if item not in set(waiting))]
+    items.sort(key=lambda i: not (i.nodeid.startswith(name) and i.get_closest_marker("slow")))
 
 
 def _keep_core(config, items):

@@ -43,9 +43,13 @@ def path(request, tmp_path):
 
 
 def test_a_field_of_the_command_line_is_known_from_one_of_the_file(path):
+    """And from one of another command line in the process."""
+    other = parsed(f"--config={path}", "--config.budget=24")
     values = parsed(f"--config={path}", "--config.local=stepped")
-    assert config_flag.is_given("local", flag_values=values)
-    assert not config_flag.is_given("budget", flag_values=values)
+    given = {(name, config_flag.is_given(name, flag_values=values)) for name in ("local", "budget")}
+    assert given == {("local", True), ("budget", False)}
+    assert config_flag.is_given("budget", flag_values=other)
+    assert not config_flag.is_given("local", flag_values=other)
 
 
 def test_overrides_work_the_same_on_both_kinds_of_file(path, capsys):
