@@ -14,8 +14,9 @@ from typing import Any, NoReturn
 from absl import flags, logging
 
 from experiments import command_line, config_flag
-from hetjax import paths
-from hetjax.processes import endings, join, membership, watch
+from hetjax import paths, process_info
+from hetjax.comm import join
+from hetjax.liveness import exit_reports, failure_detector
 
 config_flag.define()
 _WORKDIR = flags.DEFINE_string("workdir", None, "Directory of this run; made if it is missing.")
@@ -34,7 +35,7 @@ def train_and_evaluate(
     workdir: str | pathlib.Path | None,
     *,
     progress: bool = True,
-    place: membership.Member | None = None,
+    place: process_info.ProcessInfo | None = None,
     resume: bool | str = True,
     local_is_asked_for: bool = False,
 ) -> Any:
@@ -90,7 +91,7 @@ def main(argv: list[str]) -> None:
     place = None
     try:
         workdir = paths.on_disk(workdir)
-        place = membership.find(_PROCESS_ID.value, _NUM_PROCESSES.value, _COORDINATOR.value)
+        place = process_info.find(_PROCESS_ID.value, _NUM_PROCESSES.value, _COORDINATOR.value)
         resume = {"true": True, "false": False}.get(_RESUME.value, _RESUME.value)
         asked = config_flag.is_given("local")
         result = train_and_evaluate(
@@ -100,11 +101,11 @@ def main(argv: list[str]) -> None:
         print("Interrupted.", file=sys.stderr)
         sys.exit(130)
     except ValueError as error:
-        if place is not None and endings.is_loss_of_others(error):
+        if place is not None and exit_reports.is_loss_of_others(error):
             raise
         from experiments import own
 
-        watch.tell(f"refused its input: {error}", code=2)
+        failure_detector.tell(f"refused its input: {error}", code=2)
         _end(own.told(error))
     if place is None or place.process_id == 0:
         from hetjax.records import results

@@ -23,9 +23,11 @@ from absl import flags, logging
 
 from experiments import command_line, config_flag
 from experiments.bilevel import settings
+from hetjax import process_info
+from hetjax.comm import join
 from hetjax.config import recorded
-from hetjax.processes import endings, join, membership, watch
-from hetjax.records import keeper, lock
+from hetjax.liveness import exit_reports, failure_detector
+from hetjax.records import checkpoint_manager, lock
 from hetjax.records import workdir as workdir_lib
 
 config_flag.define(settings.SCHEMA)
@@ -53,7 +55,7 @@ def solve(
     workdir: str | pathlib.Path | None,
     *,
     progress: bool = True,
-    place: membership.Member | None = None,
+    place: process_info.ProcessInfo | None = None,
     local_is_asked_for: bool = False,
     resume: bool | str = True,
 ) -> dict[str, Any]:
@@ -79,7 +81,7 @@ def solve(
         )
     workdir = workdir_lib.made_directory(pathlib.Path(workdir).expanduser())
     with lock.held(workdir):
-        if resume != keeper.OVERWRITE:
+        if resume != checkpoint_manager.OVERWRITE:
             recorded.check(workdir, settings.to_dict(config), may_differ=settings.MAY_DIFFER)
         return _run(
             config, workdir, progress=progress, place=place, asked=local_is_asked_for, resume=resume
@@ -91,7 +93,7 @@ def _run(
     workdir: pathlib.Path | None,
     *,
     progress: bool,
-    place: membership.Member | None,
+    place: process_info.ProcessInfo | None,
     asked: bool,
     resume: bool | str,
 ) -> dict[str, Any]:
@@ -159,10 +161,7 @@ def _run(
     if workdir is not None:
         workdir_lib.write_whole(workdir / "summary.json", json.dumps(summary, indent=2) + "\n")
         text = page.render(
-            config=plain,
-            summary=summary,
-            history=found.history,
-            rounds=rounds.lines_of(workdir),
+            config=plain, summary=summary, history=found.history, rounds=rounds.lines_of(workdir)
         )
         workdir_lib.write_whole(workdir / "report.html", text)
     return summary
@@ -221,7 +220,7 @@ def main(argv: list[str]) -> None:
     place = None
     try:
         workdir = pathlib.Path(_WORKDIR.value).expanduser()
-        place = membership.find(_PROCESS_ID.value, _NUM_PROCESSES.value, _COORDINATOR.value)
+        place = process_info.find(_PROCESS_ID.value, _NUM_PROCESSES.value, _COORDINATOR.value)
         asked = config_flag.is_given("local")
         resume = {"true": True, "false": False}.get(_RESUME.value, _RESUME.value)
         summary = solve(config, workdir, place=place, local_is_asked_for=asked, resume=resume)
@@ -231,11 +230,11 @@ def main(argv: list[str]) -> None:
         print("Interrupted.", file=sys.stderr)
         sys.exit(130)
     except ValueError as error:
-        if place is not None and endings.is_loss_of_others(error):
+        if place is not None and exit_reports.is_loss_of_others(error):
             raise
         from experiments import own
 
-        watch.tell(f"refused its input: {error}", code=2)
+        failure_detector.tell(f"refused its input: {error}", code=2)
         _end(own.told(error))
     if summary:
         print(table(summary))

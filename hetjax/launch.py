@@ -18,8 +18,8 @@ import shutil
 import sys
 from collections.abc import Sequence
 
-from hetjax.launcher import apart, cpu_shares, seats, supervisor
-from hetjax.processes import join
+from hetjax.comm import join
+from hetjax.launcher import cpu_shares, elastic, seats, supervisor
 
 _FLAGS = {
     "max_restarts": "how often all may be started again (%(default)s)",
@@ -74,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if any(word.split("=")[0] in ("--add", "--remove") for word in own):
         return _change(argv)
     options = parse(argv)
-    make = apart.Apart if options.is_apart else None
+    make = elastic.ElasticSupervisor if options.is_apart else None
     try:
         return supervisor.supervise(options, make)
     except OSError as error:

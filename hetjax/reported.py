@@ -54,7 +54,7 @@ class RoundWorkers(NamedTuple):
     """In a run apart, workers that came or went in it: `(worker, what happened)`."""
 
 
-class RoundTimes(NamedTuple):
+class ReportedTimes(NamedTuple):
     """When a round was, and what its time went into; seconds of the run's clock."""
 
     start_secs: float
@@ -149,7 +149,7 @@ class RoundReport(Grouped):
     """What all workers did: examples, bytes."""
     workers: RoundWorkers
     """What each worker did."""
-    times: RoundTimes
+    times: ReportedTimes
     """When the round was, and what its time went into."""
     update: RoundUpdate
     """What the update was like: its norms, its learning rate."""

@@ -111,7 +111,7 @@ def _caches():
 def _waiting_first(items):
     """Puts tests that wait for minutes, and hardly compute, first: one worker of xdist has them
     done while the others compute, and the end waits for none."""
-    name = "tests/processes/test_apart"
+    name = "tests/comm/test_elastic"
     items.sort(key=lambda i: not (i.nodeid.startswith(name) and i.get_closest_marker("slow")))
 
 

@@ -13,17 +13,17 @@ from experiments.drills.each_step_traces import Event
 from hetjax import mesh
 from hetjax import types as hetjax_types
 from hetjax.checkpoints import files as checkpoint_files
-from hetjax.processes import apart, place
-from hetjax.processes.place import Decision, Member
-from hetjax.records import keeper, workdir
+from hetjax.comm import elastic, membership
+from hetjax.comm.membership import Member, MembershipView
+from hetjax.records import checkpoint_manager, workdir
 
 
 class Reached:
     """In the place of a worker: notes which steps it tells."""
 
     def __init__(self, start):
-        self.start, self.steps, self.number, self.joins = start, set(), 0, False
-        self.last = Decision(0, (), (), 0)
+        self.incarnation, self.steps, self.number, self.joins = start, set(), 0, False
+        self.last = MembershipView(0, (), (), 0)
 
     def note(self, *given, **more):
         pass
@@ -38,9 +38,9 @@ def a_round(member, number):
     sums = member.sums(jnp.zeros(2))
     member.begins(number, jnp.zeros(1))
     sums.post(contributed)
-    member.tell(np.array([(1,)], [("x", np.int64)]))
+    member.allgather(np.array([(1,)], [("x", np.int64)]))
     assert sums.total(contributed, np.zeros(4)).sums.tolist() == [[3.0, 3.0]]
-    return member.hands_on()
+    return member.sends_state()
 
 
 @pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")  # of a place, which nobody closes
@@ -52,20 +52,22 @@ def test_every_step_of_the_table_is_told_by_a_worker(tmp_path, monkeypatch):
     each_step_worker.wrap(worker, monkeypatch.setattr)
 
     def come(start):
-        at = place.Place(tmp_path, start, start, seats=4, founders=3, beacons=tmp_path)
-        return apart.Apart(at, mesh.make_worker_mesh(1))
+        at = membership.MembershipClient(
+            tmp_path, start, start, seats=4, founders=3, heartbeats=tmp_path
+        )
+        return elastic.Elastic(at, mesh.make_worker_mesh(1))
 
     members = [come(start) for start in range(3)]
     with concurrent.futures.ThreadPoolExecutor(3) as threads:
-        list(threads.map(lambda member: member.meets(), members))
+        list(threads.map(lambda member: member.start_barrier(), members))
         newcomer = come(3)
-        newcomer.place.ask()
+        newcomer.roster.ask()
         donates = list(threads.map(lambda member: a_round(member, 0), members))
-        members[donates.index(True)].hand_on({"a": np.ones(1), "b": np.ones(1)}, {})
-    assert newcomer.take_in()[0].keys() == {"a", "b"}
+        members[donates.index(True)].send_state({"a": np.ones(1), "b": np.ones(1)}, {})
+    assert newcomer.receive_state()[0].keys() == {"a", "b"}
     workdir.Recorder(None, {}, files={}, lines={}).add([], "", 0)
     config = types.SimpleNamespace(checkpoint=types.SimpleNamespace(every_secs=0))
-    keeper.Keeper(None, types.SimpleNamespace(config=config)).save({}, {})
+    checkpoint_manager.CheckpointManager(None, types.SimpleNamespace(config=config)).save({}, {})
     checkpoint_files.seal(tmp_path / "board", 1)
     table = each_step.cases()
     assert len(set(table)) == len(table) >= 200
@@ -78,19 +80,19 @@ def numbers(*found):
 
 A, B, C = Member(0, 0), Member(1, 1), Member(0, 2)
 DECISIONS = [
-    Decision(0, (A, B), (A, B), 0),
-    Decision(1, (A, B), (B, C), 1),  # A was killed when it was ready
-    Decision(2, (C, B), (B, C), 1),
+    MembershipView(0, (A, B), (A, B), 0),
+    MembershipView(1, (A, B), (B, C), 1),  # A was killed when it was ready
+    MembershipView(2, (C, B), (B, C), 1),
 ]
 
 
 def a_round_of(member, decision, at):
     number = decision.number
-    rows = [np.array([m.start + 0.5, number]) for m in decision.sum]
+    rows = [np.array([m.incarnation + 0.5, number]) for m in decision.sum]
     total = numbers(*np.sum(rows, axis=0))
-    yield Event("written", number, at, {"content": numbers(member.start + 0.5, number)})
+    yield Event("written", number, at, {"content": numbers(member.incarnation + 0.5, number)})
     yield Event("ready", number, at, {})
-    if decision.donor == member.start:
+    if decision.donor == member.incarnation:
         yield Event("set", number, at, {"decision": decision})
     yield Event("adopted", number, at, {"decision": decision})
     yield Event("applied", number, at, {"sum": decision.sum, "content": total})

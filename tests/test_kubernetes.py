@@ -9,7 +9,7 @@ import jsonschema
 import pytest
 import yaml
 
-from hetjax.processes import membership
+from hetjax import process_info
 
 ROOT = pathlib.Path(__file__).parent.parent
 MANIFESTS = ROOT / "docs/kubernetes"
@@ -56,7 +56,7 @@ def test_a_pod_of_the_indexed_job_finds_its_place():
     assert job["completionMode"] == "Indexed"
     assert job["completions"] == job["parallelism"] == NUM_PROCESSES
     for index in range(NUM_PROCESSES):
-        place = membership.find(environment=environment(pod, {}, JOB_COMPLETION_INDEX=str(index)))
+        place = process_info.find(environment=environment(pod, {}, JOB_COMPLETION_INDEX=str(index)))
         assert place == (index, NUM_PROCESSES, f"{name}-0.{pod['subdomain']}:7000", None)
     # What gives the pods their names: a headless service that selects them.
     assert service["metadata"]["name"] == pod["subdomain"]
@@ -83,7 +83,7 @@ def test_a_pod_of_either_group_of_the_jobset_finds_its_place_in_both():
                 "coordinator": address,
             }
             found = environment(pod, labels, JOB_COMPLETION_INDEX="0")  # the same for all
-            places.append(membership.find(environment=found))
+            places.append(process_info.find(environment=found))
     assert places == [(n, NUM_PROCESSES, f"{address}:7000", None) for n in range(NUM_PROCESSES)]
     assert groups[0]["name"] == of["replicatedJob"]  # numbers follow the order of the groups
     assert of["jobIndex"] == of["podIndex"] == 0  # so its coordinator is process 0

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import hetjax
-from hetjax.processes import interrupt
+from hetjax.liveness import interrupts
 from hetjax.writers import hearing
 from tests.rounds import problems
 
@@ -46,7 +46,7 @@ def test_a_run_outside_the_main_thread_is_heard_and_handles_no_signal(tmp_path):
         heard.append((run.workdir, tuple(run.sets), report.round, report.eval is not None))
 
     def loop():
-        with interrupt.deferred() as came, hearing.heard_by(hears):
+        with interrupts.deferred() as came, hearing.heard_by(hears):
             trained(tmp_path)
             assert came() is None
         trained()  # not heard any more

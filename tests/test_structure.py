@@ -29,9 +29,9 @@ TEST_FILES = {
 PUBLIC = {"_replace", "_asdict", "_make", "_fields", "_field_defaults", "_exit"}
 # What other libraries give no public name.
 NOT_OURS = {
-    "hetjax/processes/board.py": {"_src"},  # of jax
+    "hetjax/comm/key_value_store.py": {"_src"},  # of jax
     "hetjax/compiled.py": {"_src"},  # of jax
-    "hetjax/processes/membership.py": {"_inheriting"},  # of multiprocessing
+    "hetjax/process_info.py": {"_inheriting"},  # of multiprocessing
     "hetjax/zoo/builders/prepared.py": {"_active"},  # of tensorflow_datasets
 }
 

@@ -32,10 +32,9 @@ SHOWN = {  # `*` stands for folders, too
     "engines": (
         "hetjax/checkpoints/*",
         "hetjax/training/driver.py",
-        "hetjax/processes/interrupt.py",
-        "hetjax/processes/*",
+        "hetjax/comm/*",
+        "hetjax/liveness/*",
         "hetjax/ray*",
-        "hetjax/processes/gathering.py",
         "experiments/drills/engine*.py",
         "experiments/train.py",
         "docs/processes.md",

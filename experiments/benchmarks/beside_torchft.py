@@ -25,7 +25,7 @@ from experiments.benchmarks import launched_runs
 from experiments.benchmarks import process_arms as arms_lib
 from experiments.benchmarks.launched_runs import SHARES, TASKS
 from experiments.benchmarks.rows import Row, most
-from hetjax.processes import place
+from hetjax.comm import membership
 
 _BASELINE = pathlib.Path(__file__).with_name("torchft_baseline.py")
 _TASK = TASKS["lenet"]
@@ -61,7 +61,7 @@ def _hetjax() -> Iterator[tuple[list[str], dict[str, str], Commits]]:
         commits = launched_runs.Commits(pathlib.Path(shared))
         commits.start()
         try:
-            own = {**launched_runs.environment(), place.SHARED: shared}
+            own = {**launched_runs.environment(), membership.SHARED: shared}
             yield command, own, lambda: {k: (v, _TASK.batch) for (_, k), v in [*commits.at.items()]}
         finally:
             commits.over.set()

@@ -13,7 +13,7 @@ import hetjax
 from experiments.bilevel import cleaning, estimators, models, settings
 from experiments.bilevel import data as data_lib
 from hetjax import bilevel
-from hetjax.records import keeper
+from hetjax.records import checkpoint_manager
 from hetjax.records import workdir as workdir_lib
 from hetjax.types import PyTree
 
@@ -35,7 +35,10 @@ def clean(
     signal ended the run.
     """
     records = _Records(config, data, workdir, on_record)
-    if not keeper.begins_anew(resume) and (saved := _at_its_end(config, workdir)) is not None:
+    if (
+        not checkpoint_manager.begins_anew(resume)
+        and (saved := _at_its_end(config, workdir)) is not None
+    ):
         return records.cleaned(saved), saved
     net = models.net(config, data)
     y0 = net.params
@@ -56,10 +59,7 @@ def clean(
         callbacks=[records],
         eval_every=config.eval_every,
         eval_sources={"validation": data.validation, "test": data.test},
-        metrics_fn=lambda y, batch: {
-            "accuracy": net.right(y, batch),
-            "loss": net.losses(y, batch),
-        },
+        metrics_fn=lambda y, batch: {"accuracy": net.right(y, batch), "loss": net.losses(y, batch)},
         writers=hetjax.writers.by_names(config.writers),
         workdir=None if workdir is None else workdir / RUN,
         resume=resume,

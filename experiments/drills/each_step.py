@@ -33,8 +33,8 @@ from experiments import command_line
 from experiments.benchmarks import rows
 from experiments.drills import each_step_traces as traces_lib
 from experiments.drills import each_step_worker
-from hetjax.processes import files
-from hetjax.processes.place import Decision, decision_of
+from hetjax.comm import file_store
+from hetjax.comm.membership import MembershipView, view_of
 
 _ONLY = flags.DEFINE_list("only", [], "Cases, as 'told: */other/kill'.", allow_override=True)
 _EVERY = flags.DEFINE_integer("every", 1, "Do one in so many cases.", 1, allow_override=True)
@@ -127,7 +127,9 @@ class _Run:
         threading.Thread(target=self._read, args=(found,), daemon=True).start()
         found.wait()
         run = re.search(r"--add=(\S+)", "\n".join(self.said))
-        self._board = None if run is None else files.Files(pathlib.Path(run[1], "0", "board"))
+        self._board = (
+            None if run is None else file_store.FileStore(pathlib.Path(run[1], "0", "board"))
+        )
 
     def _read(self, found: threading.Event) -> None:
         assert self.launcher.stderr is not None
@@ -138,14 +140,14 @@ class _Run:
                 found.set()
         found.set()
 
-    def newest(self) -> Decision | None:
+    def newest(self) -> MembershipView | None:
         """The last decision that stands."""
         assert self._board is not None
         try:
             texts = [text for _, text in self._board.key_value_dir_get("decision/")]
         except FileNotFoundError:
             return None
-        made = [decision_of(json.loads(text)) for text in texts if text]
+        made = [view_of(json.loads(text)) for text in texts if text]
         return max(made, key=lambda decision: decision.number, default=None)
 
     def eventually(self, holds: Callable[[], Any], secs: float = _LIMIT_SECS) -> Any:
@@ -165,7 +167,7 @@ class _Run:
             and last.number > after
             and len(last.members) == WORKERS
             and set(last.sum) == set(last.members)
-            and all(member.start != without for member in last.members)
+            and all(member.incarnation != without for member in last.members)
         )
 
     def pid(self, start: int) -> int:
@@ -176,7 +178,7 @@ class _Run:
         """Kills one that does not lead, so that another has to join."""
         last = self.newest()
         assert last is not None
-        start = last.members[-1].start
+        start = last.members[-1].incarnation
         self.killed[start] = time.monotonic()
         os.kill(self.pid(start), signal.SIGKILL)
 
@@ -218,7 +220,9 @@ class _Run:
 
             def is_left_out() -> bool:
                 last = self.newest()
-                return last is not None and outcome.start not in {m.start for m in last.members}
+                return last is not None and outcome.incarnation not in {
+                    m.incarnation for m in last.members
+                }
 
             if not self.eventually(is_left_out, _LIMIT_SECS / 2):
                 outcome = outcome._replace(wrong="was not left out while it slept")
@@ -283,7 +287,7 @@ def _judged(
         # One that sleeps may hold up a round's sums, and then the next decision.
         if longest > (2 if kind == "sleep" else 1) * _LATE_SECS + _MARGIN_SECS:
             outcome = outcome._replace(wrong=f"the others waited {longest:.1f} s")
-        judged.append(outcome._replace(is_left_out=outcome.start in left))
+        judged.append(outcome._replace(is_left_out=outcome.incarnation in left))
     adopted, applied = (
         sum(1 for _ in traces_lib.all_of(traces, e)) for e in ("adopted", "applied")
     )

@@ -1,4 +1,4 @@
-"""Do the traces of the drill `each_step` keep to the model, `tests/processes/round_model.py`?
+"""Do the traces of the drill `each_step` keep to the model, `tests/comm/round_model.py`?
 
 A trace is what one start of a worker noted, in order: (event, round, monotonic seconds, more).
 """
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hetjax.processes.place import Decision, Member, decision_of
+from hetjax.comm.membership import Member, MembershipView, view_of
 
 STAGES = ("written", "ready", "set", "adopted", "applied", "handing")  # of a round, in order
 _AFTER = {  # what may come right before an event, of the same round
@@ -49,11 +49,11 @@ def all_of(traces: Traces, *names: str) -> Iterator[tuple[int, Event]]:
         yield from ((start, event) for event in events if event.name in names)
 
 
-def decisions(traces: Traces) -> dict[int, set[Decision]]:
+def decisions(traces: Traces) -> dict[int, set[MembershipView]]:
     """What was decided of each round, as any process has it; one, where all is right."""
-    found: dict[int, set[Decision]] = {}
+    found: dict[int, set[MembershipView]] = {}
     for _, event in all_of(traces, "set", "adopted", "taken"):
-        decision = decision_of(event.more["decision"])
+        decision = view_of(event.more["decision"])
         found.setdefault(decision.number, set()).add(decision)
     return found
 
@@ -99,7 +99,7 @@ def _wrong_order(events: Sequence[Event]) -> Iterator[str]:
         yield f"begins with {steps[0].name} {steps[0].number}"
 
 
-def _wrong_sums(traces: Traces, one: Mapping[int, Decision]) -> Iterator[str]:
+def _wrong_sums(traces: Traces, one: Mapping[int, MembershipView]) -> Iterator[str]:
     """Whoever applied a round applied what was decided of it, each contribution once."""
     written = {(s, e.number): _numbers(e) for s, e in all_of(traces, "written")}
     for start, event in all_of(traces, "applied"):
@@ -111,9 +111,9 @@ def _wrong_sums(traces: Traces, one: Mapping[int, Decision]) -> Iterator[str]:
         if applied != one[number].sum:
             yield f"{told} of {applied}, decided was {one[number].sum}"
             continue
-        if len({member.seat for member in applied}) < len(applied):
+        if len({member.rank for member in applied}) < len(applied):
             yield f"{told}, in which a seat is twice"
-        rows = [written.get((member.start, number)) for member in applied]
+        rows = [written.get((member.incarnation, number)) for member in applied]
         if any(row is None for row in rows):
             yield f"{told} with a contribution that nobody wrote"
             continue
@@ -127,7 +127,7 @@ def _numbers(event: Event) -> Any:
     return np.frombuffer(base64.b64decode(event.more["content"]))
 
 
-def _wrong_members(traces: Traces, one: Mapping[int, Decision]) -> Iterator[str]:
+def _wrong_members(traces: Traces, one: Mapping[int, MembershipView]) -> Iterator[str]:
     """Members alone are in a round; who is in its sum was ready; newcomers were handed a state."""
     ready = {(start, event.number) for start, event in all_of(traces, "ready")}
     handed = {(start, event.number) for start, event in all_of(traces, "handing")}
@@ -138,20 +138,22 @@ def _wrong_members(traces: Traces, one: Mapping[int, Decision]) -> Iterator[str]
                 yield f"start {start} is in round {number + 1}; of {number} nothing was decided"
             continue
         decision = one[number]
-        if start not in {member.start for member in decision.members}:
+        if start not in {member.incarnation for member in decision.members}:
             yield f"start {start} is in round {number + 1}, and no member of it"
         if event.name == "taken" and (decision.donor, number) not in handed:
             yield f"start {start} took the state of round {number} that nobody handed on"
-        if event.name == "taken" and start not in {member.start for member in decision.joining}:
+        if event.name == "taken" and start not in {
+            member.incarnation for member in decision.joining
+        }:
             yield f"start {start} took the state of round {number}, and is not new"
     for number, decision in one.items():
         for member in decision.sum:
-            if (member.start, number) not in ready:
-                yield f"round {number} counts start {member.start}, which was not ready"
+            if (member.incarnation, number) not in ready:
+                yield f"round {number} counts start {member.incarnation}, which was not ready"
 
 
 def _left_out_early(
-    traces: Traces, one: Mapping[int, Decision], killed: Mapping[int, float], patience: float
+    traces: Traces, one: Mapping[int, MembershipView], killed: Mapping[int, float], patience: float
 ) -> Iterator[str]:
     """Nobody who lives is left out before the others have been patient."""
     at = commits(traces)
@@ -162,5 +164,5 @@ def _left_out_early(
         if at[number] - at[number - 1] >= patience:
             continue
         for member in set(one[number - 1].members) - set(decision.members):
-            if ended.get(member.start, np.inf) > at[number]:
-                yield f"start {member.start} lives and is left out of round {number} early"
+            if ended.get(member.incarnation, np.inf) > at[number]:
+                yield f"start {member.incarnation} lives and is left out of round {number} early"

@@ -26,9 +26,9 @@ import optax
 
 import hetjax
 from hetjax.checkpoints import files as checkpoint_files
-from hetjax.processes import apart, apart_sums, halves, handing, shared_sums
-from hetjax.processes import place as place_lib
-from hetjax.records import keeper, workdir
+from hetjax.comm import double_buffer, elastic, elastic_sums, shared_sums, state_transfer
+from hetjax.comm import membership as membership_lib
+from hetjax.records import checkpoint_manager, workdir
 
 SIZE, BUDGET, MICROBATCH, EVERY_ROUNDS = 480, 12, 4, 40
 PAUSE_SECS = 0.012  # of a microbatch
@@ -45,21 +45,21 @@ class Worker:
         place: of this process.
     """
 
-    def __init__(self, directory: pathlib.Path, place: place_lib.Place) -> None:
+    def __init__(self, directory: pathlib.Path, place: membership_lib.MembershipClient) -> None:
         self._directory, self._place = directory, place
         self._wanted_at, self._seen = os.fspath(directory / "wanted"), (0, 0)
         self._wanted: dict[str, Any] = {}
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
-        self._trace = os.open(directory / f"trace.{place.start}", flags, 0o600)
+        self._trace = os.open(directory / f"trace.{place.incarnation}", flags, 0o600)
         self.joins, self.number = place.is_newcomer, 0
         self.note("began", seat=place.process_id, pid=os.getpid())
 
     @property
     def start(self) -> int:
-        return self._place.start
+        return self._place.incarnation
 
     @property
-    def last(self) -> place_lib.Decision:
+    def last(self) -> membership_lib.MembershipView:
         """That this process has adopted."""
         assert self._place.last is not None
         return self._place.last
@@ -97,8 +97,8 @@ class Worker:
     def _claims(self) -> bool:
         """Whether no other has claimed what is wanted."""
         claim = self._directory / f"claim.{self._wanted['case']}"
-        new = claim.with_name(f"{claim.name}.{self.start}")
-        own = {"start": self.start, "seat": self._place.process_id, "pid": os.getpid()}
+        new = claim.with_name(f"{claim.name}.{self.incarnation}")
+        own = {"start": self.incarnation, "seat": self._place.process_id, "pid": os.getpid()}
         new.write_text(json.dumps(own | {"round": self.number, "at": time.monotonic()}))
         try:
             _LINK(new, claim)
@@ -154,13 +154,13 @@ def _wrap_halves(worker: Any, around: Callable[..., Any]) -> None:
     kinds: Any = weakref.WeakKeyDictionary()  # (what it is, whose) of each of the halves
     seen: set[tuple[Any, ...]] = set()  # in this round
 
-    @around(halves.Halves, "__init__")
+    @around(double_buffer.DoubleBuffer, "__init__")
     def _(inner: Any, half: Any, path: pathlib.Path, *args: Any, **kwargs: Any) -> None:
         inner(half, path, *args, **kwargs)
         name, _, start = path.name.partition(".")
         kinds[half] = name.rpartition("-")[2], int(start)
 
-    @around(halves.Halves, "begin")
+    @around(double_buffer.DoubleBuffer, "begin")
     def _(inner: Any, half: Any, number: int) -> Any:
         kind, _ = kinds[half]
         if kind == "own":
@@ -172,7 +172,7 @@ def _wrap_halves(worker: Any, around: Callable[..., Any]) -> None:
             worker.reach(f"{kind}: half", half=found)
         return found
 
-    @around(halves.Halves, "end")
+    @around(double_buffer.DoubleBuffer, "end")
     def _(inner: Any, half: Any, number: int) -> None:
         kind, _ = kinds[half]
         if kind == "own":
@@ -184,10 +184,10 @@ def _wrap_halves(worker: Any, around: Callable[..., Any]) -> None:
             worker.note("ready", number)
         worker.reach(f"{kind}: ended")
 
-    @around(halves.Halves, "has")
+    @around(double_buffer.DoubleBuffer, "has")
     def _(inner: Any, half: Any, number: int) -> Any:
         kind, start = kinds[half]
-        if (kind, start) not in seen and (start != worker.start or kind != "told"):
+        if (kind, start) not in seen and (start != worker.incarnation or kind != "told"):
             seen.add((kind, start))
             if (nth := sum(each[0] == kind for each in seen)) <= 2:
                 worker.reach(f"{kind}: looked at {nth}")
@@ -203,7 +203,7 @@ def _wrap_halves(worker: Any, around: Callable[..., Any]) -> None:
         if is_first:
             worker.reach("added: summed")
 
-    @around(apart_sums.ApartSums, "total")
+    @around(elastic_sums.ElasticSums, "total")
     def _(inner: Any, sums: Any, contributed: Any, host_secs: Any) -> Any:
         found = inner(sums, contributed, host_secs)
         if seen:  # no warm-up
@@ -219,7 +219,7 @@ def _wrap_halves(worker: Any, around: Callable[..., Any]) -> None:
 def _wrap_decisions(worker: Any, around: Callable[..., Any]) -> None:
     state = {"decides": False, "wake": ""}
 
-    @around(place_lib.Place, "decide")
+    @around(membership_lib.MembershipClient, "decide")
     def _(inner: Any, place: Any, decision: Any) -> Any:
         if decision.number < 0:
             return inner(place, decision)
@@ -240,21 +240,21 @@ def _wrap_decisions(worker: Any, around: Callable[..., Any]) -> None:
         if state["decides"]:
             worker.reach("decide: linked")
 
-    @around(place_lib.Place, "decided")
+    @around(membership_lib.MembershipClient, "decided")
     def _(inner: Any, place: Any, number: int) -> Any:
         stands = inner(place, number)
         if number >= 0 and stands is not None:
             worker.reach("decide: heard")
         return stands
 
-    @around(place_lib.Place, "wake")
+    @around(membership_lib.MembershipClient, "wake")
     def _(inner: Any, *args: Any) -> None:
         if state["wake"]:
             worker.reach("told: ready")
         state["wake"] = ""
         inner(*args)
 
-    @around(apart.Apart, "tell")
+    @around(elastic.Elastic, "allgather")
     def _(inner: Any, member: Any, messages: Any) -> Any:
         state["wake"] = "" if member.turn.is_warm_up else "told: ready"
         found = inner(member, messages)
@@ -264,34 +264,34 @@ def _wrap_decisions(worker: Any, around: Callable[..., Any]) -> None:
             worker.reach("decide: adopted")
         return found
 
-    @around(place_lib.Place, "end")
+    @around(membership_lib.MembershipClient, "end")
     def _(inner: Any, place: Any, code: int, words: str) -> None:
         worker.note("ends", worker.number, code=code, words=words)
         inner(place, code, words)
 
 
 def _wrap_coming(worker: Any, around: Callable[..., Any]) -> None:
-    @around(place_lib.Place, "ask")
+    @around(membership_lib.MembershipClient, "ask")
     def _(inner: Any, place: Any) -> None:
         worker.reach("ask: before")
         inner(place)
         worker.reach("ask: asked")
 
-    @around(apart.Apart, "take_in")
+    @around(elastic.Elastic, "receive_state")
     def _(inner: Any, member: Any) -> Any:
         found = inner(member)
         worker.note("taken", worker.last.number, decision=worker.last)
         worker.reach("take: taken")
         return found
 
-    @around(handing, "read")
+    @around(state_transfer, "read")
     def _(inner: Any, path: Any) -> Any:
         worker.reach("take: named")
         found = inner(path)
         worker.reach("take: read")
         return found
 
-    @around(handing, "write")
+    @around(state_transfer, "write")
     def _(inner: Any, path: Any, arrays: Any, about: Any) -> None:
         worker.note("handing", worker.last.number)
         worker.reach("hand: before", role="donor")
@@ -300,13 +300,13 @@ def _wrap_coming(worker: Any, around: Callable[..., Any]) -> None:
 
 
 def _wrap_driver(worker: Any, around: Callable[..., Any]) -> None:
-    @around(apart.Apart, "begins")
+    @around(elastic.Elastic, "begins")
     def _(inner: Any, member: Any, number: int | None, point: Any) -> None:
         inner(member, number, point)
         if number is not None:
             worker.reach("round: begun")
 
-    @around(apart.Apart, "hands_on")
+    @around(elastic.Elastic, "sends_state")
     def _(inner: Any, member: Any) -> Any:
         worker.reach("round: applied")
         worker.joins = False
@@ -320,7 +320,7 @@ def _wrap_driver(worker: Any, around: Callable[..., Any]) -> None:
         inner(*args)
         worker.reach("line: written")
 
-    @around(keeper.Keeper, "save")
+    @around(checkpoint_manager.CheckpointManager, "save")
     def _(inner: Any, *args: Any, **kwargs: Any) -> None:
         worker.reach("save: before")
         inner(*args, **kwargs)
@@ -374,7 +374,7 @@ def main(directory: pathlib.Path) -> None:
     """Trains until there is a file `over`."""
     jax.config.update("jax_enable_x64", True)
     hetjax.join_processes()
-    place = place_lib.own()
+    place = membership_lib.own()
     assert place is not None
     worker = Worker(directory, place)
     wrap(worker)
@@ -393,7 +393,7 @@ def main(directory: pathlib.Path) -> None:
     )
     told = {name: result.summary[f"examples_{name}"] for name in ("missing", "duplicated")}
     told |= {"params": [float(x).hex() for x in result.params], "lines": len(result.history)}
-    (directory / f"result.{place.start}").write_text(json.dumps(told))
+    (directory / f"result.{place.incarnation}").write_text(json.dumps(told))
 
 
 if __name__ == "__main__":

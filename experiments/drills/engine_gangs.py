@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from hetjax.processes import membership
+from hetjax import process_info
 
 NUM_WORKERS = 4
 OPEN_MPI = {
@@ -137,7 +137,7 @@ def ranks(workdir: pathlib.Path) -> dict[int, int]:
             pairs = (path / "environ").read_bytes().decode(errors="replace").split("\0")
         except OSError:  # it has ended meanwhile
             continue
-        member = membership.find(environment=dict(p.split("=", 1) for p in pairs if "=" in p))
+        member = process_info.find(environment=dict(p.split("=", 1) for p in pairs if "=" in p))
         if member is not None:
             found[member.process_id] = int(path.name)
     return found

@@ -15,7 +15,7 @@ import subprocess
 import time
 from collections.abc import Iterator, Mapping
 
-from hetjax.processes import join
+from hetjax.comm import join
 
 PROGRAMS = ("slurmctld", "slurmd", "srun", "sbatch", "scancel", "scontrol")
 CPUS = 4  # of a node, whatever the machine has

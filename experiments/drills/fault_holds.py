@@ -91,10 +91,10 @@ def main() -> None:
 
     import optax
 
-    from hetjax.processes import gathering
+    from hetjax.comm import allgather_work
 
     source = Source()
-    gather = gathering.Gathering.__call__
+    gather = allgather_work.WorkAllGather.__call__
 
     def gather_and_hold(*args: Any) -> Any:
         found = gather(*args)
@@ -102,7 +102,7 @@ def main() -> None:
             hold("sync")
         return found
 
-    gathering.Gathering.__call__ = gather_and_hold  # type: ignore[method-assign]
+    allgather_work.WorkAllGather.__call__ = gather_and_hold  # type: ignore[method-assign]
     hold("script")
     hetjax.fit(
         loss_fn,

@@ -10,10 +10,10 @@ from typing import Any
 import jax
 
 from hetjax import memory, starting
+from hetjax.comm import join
 from hetjax.data import feed as feed_lib
 from hetjax.data import held as held_lib
 from hetjax.data import iterable_feed, iterables, readers, sources, trial
-from hetjax.processes import join
 from hetjax.report import words
 
 logger = logging.getLogger(__name__)

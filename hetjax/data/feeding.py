@@ -7,13 +7,13 @@ import jax
 import numpy as np
 
 from hetjax import mesh, ordering, types
+from hetjax.comm import broadcast_once
+from hetjax.comm import key_value_store as store_lib
 from hetjax.config import experiment as config_lib
 from hetjax.config import kinds
 from hetjax.data import choosing, iterables, owned, sources
 from hetjax.data import feed as feed_lib
 from hetjax.data import stream as stream_lib
-from hetjax.processes import board as board_lib
-from hetjax.processes import solutions
 from hetjax.quota import policies
 
 logger = logging.getLogger(__name__)
@@ -74,7 +74,9 @@ def make_feed(
         asked=config.data.feed,
         num_readers=config.data.readers,
         leads=leads,
-        agree=solutions.Solutions(leads=leads, board=None if is_alone else board_lib.Board("feed")),
+        agree=broadcast_once.BroadcastOnce(
+            None if is_alone else store_lib.KeyValueStore("feed"), leads=leads
+        ),
         progress=progress and where.leads,
     )
     feed.own, feed.reads_all = own, feed.reads_all and not is_own

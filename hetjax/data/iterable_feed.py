@@ -72,7 +72,7 @@ class IterableFeed(feed.Feed):
             while len(found) < stop - first:
                 example = self._source.inputs.next()
                 found.append(sources.checked(example, first + len(found), self._like, "stream"))
-        except iterables.Ended:
+        except iterables.StreamEnd:
             self._end = first + len(found)
         order = np.arange(len(found))
         if self._source.buffer_size > 1:

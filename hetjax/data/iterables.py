@@ -27,7 +27,7 @@ _DUE = 16  # examples after a state, by which a run that goes on sees whether it
 _INTERFACES = (("get_state", "set_state"), ("state_dict", "load_state_dict"))
 
 
-class Ended(Exception):
+class StreamEnd(Exception):
     """The iterable has no more examples."""
 
 
@@ -83,7 +83,7 @@ class Inputs:
                 while len(self._waiting) <= index:
                     self._take()
                 self.first = list(self._waiting)
-        except Ended:
+        except StreamEnd:
             self.first = list(self._waiting)
             if not self.first:
                 raise ValueError(f"hetjax.stream: the {self.name} gave no example") from None
@@ -93,7 +93,7 @@ class Inputs:
         """The next example, as it is.
 
         Raises:
-            Ended: there is none.
+            StreamEnd: there is none.
             ValueError: the iterable raised something.
         """
         while not self._waiting:
@@ -116,7 +116,7 @@ class Inputs:
         except StopIteration:
             again = self._gave and iterator is not self._iterable
             if not again or self._taken % self._per_epoch:
-                raise Ended from None
+                raise StreamEnd from None
             self._iterator, self._iteration = None, self._iteration + 1
             self._begun()
             return
@@ -211,7 +211,7 @@ class Inputs:
             why = ", whose state leaves out some, as that of a shuffle buffer"
         try:
             self._skip(position)
-        except Ended:
+        except StreamEnd:
             raise ValueError(
                 f"hetjax.stream: the run has done {position:,} examples, and the {self.name} gives "
                 f"{self._handed_on:,} now"
@@ -251,7 +251,7 @@ class Inputs:
     def _come(self, start: _Snapshot, position: int, count: int) -> dict[str, str]:
         """Digests of the examples from `position` on, by field; these are the next ones now."""
         self._restore(start)
-        with contextlib.suppress(Ended):
+        with contextlib.suppress(StreamEnd):
             self._skip(position)
             while len(self._waiting) < count:
                 self._take()

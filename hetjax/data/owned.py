@@ -10,9 +10,9 @@ from typing import Any
 import jax
 import numpy as np
 
+from hetjax.comm import key_value_store as store_lib
+from hetjax.comm import membership
 from hetjax.data import sources
-from hetjax.processes import board as board_lib
-from hetjax.processes import place
 
 LOCAL = "process_local"  # of `data.sharing`
 
@@ -26,7 +26,7 @@ def alike(source: Any, sharing: str) -> Any:
 
 def seed(config: Any) -> int:
     """Of what a source draws by the number of an example: other numbers in each part."""
-    return config.seed + (board_lib.runtime().process_id << 32) * (config.data.sharing == LOCAL)
+    return config.seed + (store_lib.runtime().process_id << 32) * (config.data.sharing == LOCAL)
 
 
 class Owned:
@@ -41,9 +41,9 @@ class Owned:
     def __init__(self, source: Any, sharing: str, *, several: bool = False) -> None:
         self.part = 0 if sharing == LOCAL else None  # the process whose own part it is
         self.source, self._num_told, self._board = source, 0, None
-        if self.part is not None and several and place.own() is None:  # apart it is refused
-            self._board = board_lib.RoundBoard("parts", lambda: self._num_told)
-            self.part = board_lib.runtime().process_id
+        if self.part is not None and several and membership.own() is None:  # apart it is refused
+            self._board = store_lib.RoundStore("parts", lambda: self._num_told)
+            self.part = store_lib.runtime().process_id
         self.sizes = self.tell(len(source))  # of each part
         self.num_examples, self.first = sum(self.sizes), sum(self.sizes[: self.part or 0])
 
@@ -52,7 +52,7 @@ class Owned:
         if self._board is None:
             return [value]
         self._num_told += 1
-        each = range(board_lib.runtime().num_processes)
+        each = range(store_lib.runtime().num_processes)
         return [*self._board.gather(self.part or 0, value, each, what="tell of its data").values()]
 
     def workers(self, devices: Sequence[jax.Device]) -> list[np.ndarray]:

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from hetjax.processes import interrupt
+from hetjax.liveness import interrupts
 
 _END_SECS = 5.0  # until a process that is told to end has ended
 _BEGINS = "data.readers: a reader process needs `if __name__ == '__main__':` and classes in modules"
@@ -117,7 +117,7 @@ class _One:
 
 def _serve(theirs: connection.Connection) -> None:
     """What a process does: reads what it is asked for, until the asking one is gone."""
-    for number in interrupt.ENDS:  # it ends the run, which ends this
+    for number in interrupts.ENDS:  # it ends the run, which ends this
         signal.signal(number, signal.SIG_IGN)
     with contextlib.suppress(EOFError, OSError):
         try:

@@ -36,7 +36,7 @@ class Live(Protocol):
 
 
 class Board(Protocol):
-    """Values that the processes share in a round: `hetjax.processes.board.RoundBoard`.
+    """Values that the processes share in a round: `hetjax.comm.key_value_store.RoundBoard`.
 
     Each round has keys of its own, also for a process that has come to a run that goes on."""
 

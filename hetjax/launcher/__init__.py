@@ -6,6 +6,6 @@
 - `faults` finds which worker holds the others up; `stacks` keeps where a process hung.
 - `guardian` cleans up if the launcher was killed.
 
-A command line goes in, an exit code comes out. Imports `processes` (the beacons that it reads), and
-no JAX.
+A command line goes in, an exit code comes out. Imports no JAX, and of `comm` and `liveness` only
+what needs none.
 """

@@ -1,13 +1,13 @@
 """Which worker holds the others up? A pure function of what all said of themselves, and the clock.
 
-The processes say it in files (`processes/beacons.py`), which the supervisor reads.
+The processes say it in files (`liveness/heartbeats.py`), which the supervisor reads.
 """
 
 import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
-from hetjax.processes import beacons
+from hetjax.liveness import heartbeats
 
 # A fault is named when it is older than this. It takes an eighth of a heartbeat until the file is
 # written and another until it is read, so a fault is noticed within two heartbeats.
@@ -28,7 +28,7 @@ class Fault(NamedTuple):
 
 
 def find_fault(
-    snapshots: Mapping[int, beacons.Snapshot | None],
+    snapshots: Mapping[int, heartbeats.Snapshot | None],
     *,
     now: float,
     launched: float,
@@ -56,7 +56,7 @@ def find_fault(
         The fault, or None where all is well.
 
     Example:
-        >>> Entry, Snapshot = beacons.Entry, beacons.Snapshot
+        >>> Entry, Snapshot = heartbeats.Entry, heartbeats.Snapshot
         >>> stuck = Snapshot(11, alive=99.9, entries=(Entry("computing", 50.0, 17, 1),))
         >>> waits = Snapshot(12, alive=99.9, entries=(Entry("waiting", 51.0, 17, 0),))
         >>> find_fault({0: waits, 1: stuck}, now=100.0, launched=0.0, heartbeat_secs=30.0,
@@ -87,7 +87,7 @@ def find_fault(
                     continue
                 reason = _reason(process, entry, age, start_secs)
                 if snapshot is None:
-                    reason += "; a program without beacons needs --start_secs=inf"
+                    reason += "; a program without heartbeats needs --start_secs=inf"
                 overdue.append((age / allowed, Fault(process, reason)))
     if found := silent or overdue:
         return max(found, key=lambda pair: pair[0])[1]
@@ -96,7 +96,7 @@ def find_fault(
 
 
 def _find_deadlock(
-    everyone: Sequence[tuple[int, beacons.Entry]], now: float, heartbeat_secs: float
+    everyone: Sequence[tuple[int, heartbeats.Entry]], now: float, heartbeat_secs: float
 ) -> Fault | None:
     if any(entry.phase not in ("waiting", "done") for _, entry in everyone):
         return None
@@ -119,15 +119,15 @@ def _find_deadlock(
     return Fault(process, reason)
 
 
-def _entries(snapshot: beacons.Snapshot | None, launched: float) -> tuple[beacons.Entry, ...]:
+def _entries(snapshot: heartbeats.Snapshot | None, launched: float) -> tuple[heartbeats.Entry, ...]:
     if snapshot is None or not (snapshot.entries or snapshot.closed):
-        return (beacons.Entry("starting", launched),)
+        return (heartbeats.Entry("starting", launched),)
     if snapshot.closed:
-        return (beacons.Entry("done", snapshot.alive),)
+        return (heartbeats.Entry("done", snapshot.alive),)
     return snapshot.entries
 
 
-def _reason(process: int, entry: beacons.Entry, age: float, start_secs: float) -> str:
+def _reason(process: int, entry: heartbeats.Entry, age: float, start_secs: float) -> str:
     name = _name(process, entry)
     if entry.phase == "starting":
         return f"{name}: starting for {_secs(age)}, where --start_secs={start_secs:g} are allowed"
@@ -137,7 +137,7 @@ def _reason(process: int, entry: beacons.Entry, age: float, start_secs: float) -
     return f"{name}: {entry.phase} for {_secs(age)}{where}"
 
 
-def _name(process: int, entry: beacons.Entry) -> str:
+def _name(process: int, entry: heartbeats.Entry) -> str:
     if entry.worker is None or entry.worker == process:
         return f"worker {process}"
     return f"worker {entry.worker} (process {process})"

@@ -17,15 +17,16 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
+from hetjax import process_info
 from hetjax.launcher import cpu_shares, enter, guardian
-from hetjax.processes import endings, membership
+from hetjax.liveness import exit_reports
 
 _PROGRESS_SECS = 5.0  # between two states of a progress bar in the log
 _MAX_LINE_BYTES = 1 << 16
 _DRAIN_SECS = 10.0  # for the last lines; only a process that left its group can hold them up
 
 
-class Ended(NamedTuple):
+class WorkerExit(NamedTuple):
     """A worker's process is over."""
 
     worker: int
@@ -33,7 +34,7 @@ class Ended(NamedTuple):
     time: float  # monotonic
 
 
-Events = queue.SimpleQueue[Ended | signal.Signals]
+Events = queue.SimpleQueue[WorkerExit | signal.Signals]
 """What happens to an attempt: a worker has ended, or the launcher got a signal."""
 
 
@@ -126,7 +127,7 @@ class Gang:
         environments: the variables that each process has beside those of this process.
         shares: gives the cores and the group of each process.
         log: gets what they print.
-        events: gets an `Ended` for each.
+        events: gets an `WorkerExit` for each.
         guardian: is told of their process groups.
     """
 
@@ -204,7 +205,7 @@ class Gang:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env={**os.environ, membership.JOINED: "", **environment},
+            env={**os.environ, process_info.JOINED: "", **environment},
             start_new_session=True,
         )
         self._guardian.add("process_group", process.pid)
@@ -212,7 +213,9 @@ class Gang:
         self._shares.started(index, process.pid)
         for pipe, to_stderr in ((process.stdout, False), (process.stderr, True)):
             self._begin(self._copy, pipe, index, to_stderr)
-        self._begin(lambda: self._events.put(Ended(index, _code(process.wait()), time.monotonic())))
+        self._begin(
+            lambda: self._events.put(WorkerExit(index, _code(process.wait()), time.monotonic()))
+        )
 
     def _begin(self, target, *args) -> None:
         thread = threading.Thread(target=target, args=args, daemon=True)
@@ -231,7 +234,7 @@ class Gang:
 
 def _code(code: int) -> int:
     """The exit code of a process; Ctrl-C is 130 in whatever way it ended."""
-    return endings.INTERRUPTED if code == -signal.SIGINT else code
+    return exit_reports.INTERRUPTED if code == -signal.SIGINT else code
 
 
 def is_stopped(pid: int) -> bool:

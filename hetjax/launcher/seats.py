@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from hetjax.processes import files, place
+from hetjax.comm import file_store, membership
 
 _MOST_STARTS = 1 << 16
 _PATIENCE_MILLISECS = 10_000
@@ -23,7 +23,7 @@ ASKS = "asks"  # the directory in that of the run in which users ask
 def directory_of_runs() -> str | None:
     """Where memory is shared; None: where other temporary files are."""
     is_usual = os.access("/dev/shm", os.W_OK | os.X_OK)
-    return os.environ.get(place.SHARED, "/dev/shm" if is_usual else None)
+    return os.environ.get(membership.SHARED, "/dev/shm" if is_usual else None)
 
 
 class Seats:
@@ -44,7 +44,7 @@ class Seats:
         self._seats, self._starts = seats, 0
         for each in (directory, directory / "board"):
             each.mkdir(mode=0o700)
-        self._board = files.Files(directory / "board")
+        self._board = file_store.FileStore(directory / "board")
         (directory / "roll").write_bytes(bytes(_MOST_STARTS))
         with open(directory / "roll", "r+b") as file:
             self._roll = mmap.mmap(file.fileno(), 0)
@@ -52,7 +52,7 @@ class Seats:
     def take(self, seat: int) -> dict[str, str]:
         """The variables of the process that is to be started in a seat."""
         start, self._starts = self._starts, self._starts + 1
-        self._roll[start] = place.RUNS
+        self._roll[start] = membership.RUNS
         self.start_of[seat], self.began[seat] = start, time.monotonic()
         return {
             "HETJAX_RUNTIME": "apart",
@@ -65,7 +65,7 @@ class Seats:
 
     def over(self, seat: int, *, killed: bool) -> None:
         """Writes where all look that the start in it is over; the seat is free."""
-        self._roll[self.start_of.pop(seat)] = place.KILLED if killed else place.OVER
+        self._roll[self.start_of.pop(seat)] = membership.KILLED if killed else membership.OVER
 
     def has_begun(self) -> bool:
         """Whether the workers have decided which of them begin the run."""
@@ -77,8 +77,8 @@ class Seats:
 
     def hold_state(self) -> bool:
         """Whether a member of the last decision runs."""
-        newest, starts = place.newest_on(self._board), self.start_of.values()
-        return newest is not None and any(member.start in starts for member in newest.members)
+        newest, starts = membership.newest_on(self._board), self.start_of.values()
+        return newest is not None and any(member.incarnation in starts for member in newest.members)
 
     def free(self) -> int | None:
         """The first free seat."""
@@ -86,10 +86,10 @@ class Seats:
 
     def staying(self) -> set[int]:
         """The seats of those that are not asked to leave."""
-        return {k for k, start in self.start_of.items() if self._roll[start] == place.RUNS}
+        return {k for k, start in self.start_of.items() if self._roll[start] == membership.RUNS}
 
     def ask_to_leave(self, seat: int) -> None:
-        self._roll[self.start_of[seat]] = place.ASKED_TO_LEAVE
+        self._roll[self.start_of[seat]] = membership.ASKED_TO_LEAVE
 
 
 # --- What users ask ---
@@ -101,7 +101,7 @@ def ask(directory: str, request: Mapping[str, Any]) -> str:
     Raises:
         ValueError: there is no such run, or it refuses.
     """
-    name, asks = secrets.token_hex(8), files.Files(pathlib.Path(directory, ASKS))
+    name, asks = secrets.token_hex(8), file_store.FileStore(pathlib.Path(directory, ASKS))
     try:
         asks.key_value_set(f"ask/{name}", json.dumps(request))
         answer = asks.blocking_key_value_get(f"answer/{name}", _PATIENCE_MILLISECS)

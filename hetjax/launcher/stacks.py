@@ -6,17 +6,17 @@ import pathlib
 import tempfile
 import time
 
-from hetjax.processes import beacons
+from hetjax.liveness import heartbeats
 
 _WAIT_SECS = 5.0
 _QUIET_SECS = 0.3  # if nothing comes for so long, the dump is whole, on a busy machine too
 
 
-def keep(directory: pathlib.Path, process: int, snapshot: beacons.Snapshot) -> str | None:
+def keep(directory: pathlib.Path, process: int, snapshot: heartbeats.Snapshot) -> str | None:
     """Makes a process write the stacks of all its threads, and keeps them.
 
     Args:
-        directory: where its beacons are.
+        directory: where its heartbeats are.
         process: its number.
         snapshot: what it last said, which shows that it understands the signal.
 
@@ -24,9 +24,9 @@ def keep(directory: pathlib.Path, process: int, snapshot: beacons.Snapshot) -> s
         The path of a file that stays, readable by its owner alone; None if the process did not
         answer.
     """
-    source = beacons.stack_path(directory, process)
+    source = heartbeats.stack_path(directory, process)
     with contextlib.suppress(OSError):
-        os.kill(snapshot.pid, beacons.STACKS)
+        os.kill(snapshot.pid, heartbeats.STACKS)
     text = ""
     deadline = time.monotonic() + _WAIT_SECS
     while time.monotonic() < deadline:

@@ -1,7 +1,7 @@
 """Runs a gang of local processes until they finish, and restarts it when one dies or hangs.
 
 What the exit code of a worker means: 0 finished; 2 bad input, which no restart mends; 128 + n ended
-by the signal n of `interrupt.ENDS`, saved; anything else a fault. After a fault the whole gang is
+by the signal n of `interrupts.ENDS`, saved; anything else a fault. After a fault the whole gang is
 started again, since no process can join the others in the middle of a run. The workers go on from
 their last checkpoint, of which nothing here knows. A worker that raises tells so (`endings`) before
 anything else of it ends. So the user need not guess which was at fault.
@@ -19,13 +19,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
+from hetjax.comm import join
 from hetjax.launcher import cpu_shares, environment, faults, gang, stacks
-from hetjax.processes import beacons, endings, interrupt, join
+from hetjax.liveness import exit_reports, heartbeats, interrupts
 
 logger = logging.getLogger(__name__)
 
 BAD_INPUT = 2
-_STOPPED = {128 + number for number in interrupt.ENDS}
+_STOPPED = {128 + number for number in interrupts.ENDS}
 
 _AFTER_DEATH_SECS = 2.0  # grace for workers that wait for a dead one and have nothing to save
 _HEAR_SECS = 0.2  # between two looks at what workers told of their ends
@@ -79,7 +80,7 @@ class Verdict(NamedTuple):
 def supervise(options: Options, make: "type[Supervisor] | None" = None) -> int:
     """Runs the command once for each worker until all have finished.
 
-    Call it from the main thread: it handles the signals of `interrupt.ENDS` meanwhile.
+    Call it from the main thread: it handles the signals of `interrupts.ENDS` meanwhile.
 
     Args:
         options: what to run.
@@ -94,7 +95,7 @@ def supervise(options: Options, make: "type[Supervisor] | None" = None) -> int:
     """
     log, events = gang.Log(), gang.Events()
     with contextlib.ExitStack() as stack:
-        stack.enter_context(interrupt.handled_by(lambda number, _: events.put(number)))
+        stack.enter_context(interrupts.handled_by(lambda number, _: events.put(number)))
         guardian = gang.Guardian()
         stack.callback(guardian.close)
         shares = cpu_shares.hold(options.cpus, method=options.cpu_method)
@@ -132,7 +133,7 @@ class Supervisor:
 
     @property
     def _look_secs(self) -> float:
-        return min(self._options.heartbeat_secs / beacons.WRITES_PER_HEARTBEAT, 1.0)
+        return min(self._options.heartbeat_secs / heartbeats.WRITES_PER_HEARTBEAT, 1.0)
 
     def run(self) -> int:
         """Attempts until one is the last; the exit code."""
@@ -164,7 +165,7 @@ class Supervisor:
         port = join.find_port(options.host, options.port if number == 0 else 0)
         host = f"[{options.host}]" if ":" in options.host else options.host
         with contextlib.ExitStack() as stack:
-            self._directory = stack.enter_context(directory("hetjax-beacons-", self._guardian))
+            self._directory = stack.enter_context(directory("hetjax-heartbeats-", self._guardian))
             common = {
                 **environment.compilation_cache(self._cache),
                 **environment.allocator(),
@@ -176,8 +177,8 @@ class Supervisor:
                 "PYTHONUNBUFFERED": "1",
             }
             self._verdict: Verdict | None = None
-            self._faults: list[gang.Ended] = []
-            self._told: endings.Ending | None = None
+            self._faults: list[gang.WorkerExit] = []
+            self._told: exit_reports.ExitReport | None = None
             self._deadline: tuple[float, Callable[[], None]] | None = None
             self._workers = gang.Gang(
                 options.command,
@@ -212,7 +213,7 @@ class Supervisor:
             self._conclude()
         return self._verdict or Verdict(0)
 
-    def _take(self, event: gang.Ended | signal.Signals) -> None:
+    def _take(self, event: gang.WorkerExit | signal.Signals) -> None:
         if isinstance(event, signal.Signals):
             self._signalled(event)
             return
@@ -226,7 +227,7 @@ class Supervisor:
             if self._verdict.code in _STOPPED and code != self._verdict.code:
                 logger.warning(f"{end_of(event)} while the run was stopping")
         elif code == BAD_INPUT:
-            told = endings.read(self._directory)
+            told = exit_reports.read(self._directory)
             worker = event.worker if told is None else told.process
             cause = f"worker {worker} refused its input (exit code 2); nothing is restarted"
             self._verdict = Verdict(BAD_INPUT, cause)
@@ -267,7 +268,7 @@ class Supervisor:
             self._set_deadline(secs, self._too_late)  # one says so again and again
             return
         self._verdict = Verdict(1, f"worker {late} did not end within {secs:g} s and was killed")
-        if self._stop_code not in (0, endings.INTERRUPTED):
+        if self._stop_code not in (0, exit_reports.INTERRUPTED):
             self._workers.kill()
         else:
             self._terminate(self._options.grace_secs)
@@ -284,9 +285,9 @@ class Supervisor:
         self._verdict = Verdict(1, cause, restart=not self._stop_code)
         self._terminate(min(self._options.grace_secs, _AFTER_DEATH_SECS))
 
-    def _read_told(self) -> endings.Ending | None:
+    def _read_told(self) -> exit_reports.ExitReport | None:
         """The first ending that was told; None if a worker had been killed before."""
-        told = endings.read(self._directory)
+        told = exit_reports.read(self._directory)
         killed = [event.time for event in self._faults if died_by_itself(event)]
         return None if told is None or min(killed, default=told.time) < told.time else told
 
@@ -303,15 +304,17 @@ class Supervisor:
         if told.trace or any(event.worker == told.process for event in self._faults):
             self._conclude_told(told)
 
-    def _conclude_told(self, told: endings.Ending) -> None:
+    def _conclude_told(self, told: exit_reports.ExitReport) -> None:
         """Lets the others end by themselves: they have heard of the ending, too."""
         cause = f"worker {told.process} {told.words}"
         codes = [event.returncode for event in self._faults if event.worker == told.process]
         if codes and not told.trace:
             cause += f" (exit code {codes[0]})"
         cause = self._after_a_stop(cause)
-        code = told.code if told.code in (BAD_INPUT, endings.INTERRUPTED) else 1
-        if told.words.startswith(endings.OF_INPUT) and not beacons.any_round(self._directory):
+        code = told.code if told.code in (BAD_INPUT, exit_reports.INTERRUPTED) else 1
+        if told.words.startswith(exit_reports.OF_INPUT) and not heartbeats.any_round(
+            self._directory
+        ):
             code, cause = BAD_INPUT, f"{cause} (before the first round; nothing is restarted)"
         self._verdict = Verdict(code, cause, restart=code == 1 and not self._stop_code)
         self._set_deadline(self._options.grace_secs, self._workers.kill)
@@ -323,7 +326,7 @@ class Supervisor:
             # This process or the whole machine was stopped; the workers may have been, too.
             self._next_look = now + self._options.heartbeat_secs
             return
-        if self._verdict or self._faults or self._stop_code not in (0, endings.INTERRUPTED):
+        if self._verdict or self._faults or self._stop_code not in (0, exit_reports.INTERRUPTED):
             return
         snapshots = self._snapshots()
         stopped = self._stopped()
@@ -339,7 +342,7 @@ class Supervisor:
         self._condemn(fault)
 
     def _fault(
-        self, snapshots: Mapping[int, beacons.Snapshot | None], stopped: set[int]
+        self, snapshots: Mapping[int, heartbeats.Snapshot | None], stopped: set[int]
     ) -> faults.Fault | None:
         """Who holds the others up."""
         return faults.find_fault(
@@ -356,9 +359,9 @@ class Supervisor:
         self._verdict = Verdict(1, fault.reason, restart=not self._stop_code)
         self._terminate(self._options.grace_secs)
 
-    def _snapshots(self) -> dict[int, beacons.Snapshot | None]:
+    def _snapshots(self) -> dict[int, heartbeats.Snapshot | None]:
         """What each worker that runs said last."""
-        return {index: beacons.read(self._directory, index) for index in self._workers.running}
+        return {index: heartbeats.read(self._directory, index) for index in self._workers.running}
 
     def _stopped(self) -> set[int]:
         """Workers that something else has stopped: not the duty cycle, which continues them."""
@@ -381,12 +384,12 @@ class Supervisor:
         self._deadline = (time.monotonic() + secs, action)
 
 
-def died_by_itself(event: gang.Ended) -> bool:
+def died_by_itself(event: gang.WorkerExit) -> bool:
     """Whether it died for no want of another worker: JAX aborts a process that has lost one."""
     return event.returncode < 0 and event.returncode != -signal.SIGABRT
 
 
-def end_of(event: gang.Ended) -> str:
+def end_of(event: gang.WorkerExit) -> str:
     if event.returncode >= 0:
         return f"worker {event.worker} ended with exit code {event.returncode}"
     number = -event.returncode

@@ -11,7 +11,7 @@ import numpy as np
 from hetjax import types
 from hetjax.cluster import emulate
 from hetjax.gates import gate as gate_lib
-from hetjax.processes import waits
+from hetjax.liveness import blocking_waits
 
 
 class WorkerClock:
@@ -84,7 +84,7 @@ class Times:
         if started is nothing:
             return
         try:
-            with waits.Wait("synchronise"):
+            with blocking_waits.Wait("synchronise"):
                 jax.block_until_ready(self._shared)
         finally:
             started()

@@ -20,8 +20,8 @@ from hetjax import mesh as mesh_lib
 from hetjax import trees, types
 from hetjax.data import feed as feed_lib
 from hetjax.data import stream
+from hetjax.liveness import blocking_waits
 from hetjax.local import calls, clocks, jitted, rules, stepped
-from hetjax.processes import waits
 
 
 def _run_microbatches(
@@ -125,7 +125,7 @@ class Fused:
     ) -> tuple[types.Contribution, Callable[[], types.Work]]:
         round_index, assigned, limits, feed, _ = plan  # there is no gate
         microbatches = jax.block_until_ready(self._load(assigned, feed))
-        with waits.Wait("synchronise"):
+        with blocking_waits.Wait("synchronise"):
             jax.block_until_ready((shared, carried))
         start = time.perf_counter()
         contributed, signs = self._run.call(

@@ -21,8 +21,8 @@ from hetjax import mesh as mesh_lib
 from hetjax.data import feed as feed_lib
 from hetjax.data import stream
 from hetjax.gates import gate as gate_lib
+from hetjax.liveness import heartbeats as heartbeats_lib
 from hetjax.local import calls, clocks, jitted, rules
-from hetjax.processes import beacons as beacons_lib
 
 _Measured = tuple[int, float, float, int, list]
 """Of a worker: microbatches, seconds of the first and of all, overruns, signs of examples."""
@@ -93,7 +93,7 @@ class Stepped:
         workers: those of this process.
         clock: emulated or real clocks.
         gate: polled between microbatches; None: no round is closed.
-        beacons: told what each worker does.
+        heartbeats: told what each worker does.
         begins: told which worker compiles.
         signed: whether the order takes signs.
         depth: microbatches that a device has been given and not finished, at most.
@@ -111,7 +111,7 @@ class Stepped:
         workers: Sequence[int],
         clock: clocks.WorkerClock,
         gate: gate_lib.Live | None,
-        beacons: beacons_lib.Beacons,
+        heartbeats: heartbeats_lib.Heartbeats,
         begins: starting.Starting,
         signed: bool = False,
         depth: int = 1,
@@ -121,7 +121,7 @@ class Stepped:
         self._begins, self._eager = begins, eager
         self._depth, self._devices = depth, [devices[worker] for worker in workers]
         self._mesh, self._clock, self._gate = mesh, clock, gate
-        self._beacons = beacons
+        self._heartbeats = heartbeats
         self._workers = list(workers)
         finish = functools.partial(calls.finish, steps)
         self._finish = jitted.InPlace(finish, 1) if finishes else None
@@ -247,16 +247,16 @@ class Stepped:
         try:
             if not is_ahead or all(leaf.is_ready() for leaf in jax.tree.leaves(shared)):
                 times.begin()
-            self._beacons.at("loading", round_index, worker)
+            self._heartbeats.at("loading", round_index, worker)
             feed.wait(rows[:1], pass_index)  # which is not this worker's compute
             times.start = time.perf_counter()
             for position, example_ids in enumerate(rows):
                 is_open = gate is None or gate.is_open()
                 if self._stopping.is_set() or (position and not is_open):
                     break
-                self._beacons.at("loading", round_index, worker)
+                self._heartbeats.at("loading", round_index, worker)
                 microbatch = read(worker, example_ids, pass_index)
-                self._beacons.at("computing", round_index, worker)
+                self._heartbeats.at("computing", round_index, worker)
                 carried, example_signs, *mark = self._add(shared, carried, microbatch, rng)
                 # All that a program returns is there at once.
                 times.in_flight.append(mark[0] if mark else jax.tree.leaves(carried)[-1])
@@ -270,7 +270,7 @@ class Stepped:
 
         def measured() -> _Measured:
             times.wait(1)
-            self._beacons.at("waiting", round_index, worker)
+            self._heartbeats.at("waiting", round_index, worker)
             stamps = times.stamps
             if ends is not None and self._clock.virtual:
                 stamps = ends[: len(stamps)].tolist()

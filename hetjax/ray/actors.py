@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from hetjax.launcher import environment
-from hetjax.processes import endings, notices, watch
+from hetjax.liveness import exit_reports, failure_detector, stall_reporter
 from hetjax.ray import joining
 
 logger = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ class _Worker:
                 return "lost", f"left by {error!r}"
             result = None
         except Exception as error:
-            if watch.is_loss(error):
+            if failure_detector.is_loss(error):
                 return "lost", f"has lost the others: {str(error).splitlines()[0]}"
             raise
         finally:
@@ -113,7 +113,7 @@ class Workers:
 
         self._group = placement_group(self._bundles)
         began = time.monotonic()
-        while not self._group.wait(min(notices.PERIOD_SECS, self._start_secs)):
+        while not self._group.wait(min(stall_reporter.PERIOD_SECS, self._start_secs)):
             secs = time.monotonic() - began
             has, asked = ray.cluster_resources(), {name for each in self._bundles for name in each}
             found = {name: has.get(name, 0.0) for name in sorted(asked)}
@@ -143,7 +143,7 @@ class Workers:
         waiting, causes, leaders = dict(self._running), [], []
         deadline = float("inf")
         while waiting and time.monotonic() < deadline:
-            left = min(deadline - time.monotonic(), notices.PERIOD_SECS)
+            left = min(deadline - time.monotonic(), stall_reporter.PERIOD_SECS)
             for call in ray.wait(list(waiting), timeout=max(left, 0.0))[0]:
                 end = _end_of(call, waiting.pop(call))
                 if end.kind == "done":
@@ -193,4 +193,4 @@ def _end_of(call: Any, worker: int) -> End:
 def _shortly(error: Exception) -> str:
     """Of Ray's error, which has many lines, what says how the process ended."""
     line = str(error).splitlines()[-1].partition(" Some common causes")[0]
-    return line.rpartition("Worker exit detail: ")[2].strip()[: endings.MOST_CHARACTERS]
+    return line.rpartition("Worker exit detail: ")[2].strip()[: exit_reports.MOST_CHARACTERS]

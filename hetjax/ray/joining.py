@@ -2,7 +2,7 @@
 
 import os
 
-from hetjax.processes import join as join_lib
+from hetjax.comm import join as join_lib
 
 
 def own_address() -> str:

@@ -136,7 +136,7 @@ class Evaluations:
                     params,
                     setup.where.own_device,
                     named=setup.own_named,
-                    on_batch=lambda: setup.company.beacons.at("evaluating"),
+                    on_batch=lambda: setup.company.heartbeats.at("evaluating"),
                     num_readers=config.data.readers,
                     progress=progress,
                     **options,

@@ -12,18 +12,18 @@ from hetjax import executor, gates, ordering, starting, topology, types
 from hetjax import mesh as mesh_lib
 from hetjax import parts as parts_lib
 from hetjax.cluster import emulate
+from hetjax.comm import allgather_work, backends, broadcast_once
+from hetjax.comm import communicator as communicator_lib
+from hetjax.comm import membership as membership_lib
 from hetjax.config import experiment as config_lib
 from hetjax.config import kinds
 from hetjax.data import feeding, owned
 from hetjax.inputs import order, refusals, replay, rule_identity
+from hetjax.liveness import heartbeats as heartbeats_lib
 from hetjax.local import clocks, embeddings, gradients, rules
 from hetjax.losses import loss as losses_lib
 from hetjax.losses import named as named_lib
 from hetjax.losses import stateful
-from hetjax.processes import beacons as beacons_lib
-from hetjax.processes import gathering, solutions, ways
-from hetjax.processes import meeting as meeting_lib
-from hetjax.processes import place as place_lib
 from hetjax.quota import policies
 from hetjax.rounds import programs, state
 from hetjax.rounds import setup as setup_lib
@@ -42,11 +42,11 @@ def build(
     per_example_rng: bool,
     rule: rules.LocalRule | None = None,
     more_rules: Mapping[str, rules.LocalRule] = MappingProxyType({}),
-    beacons: beacons_lib.Beacons | None = None,
-    solved: solutions.Solutions | None = None,
+    heartbeats: heartbeats_lib.Heartbeats | None = None,
+    solved: broadcast_once.BroadcastOnce | None = None,
     begins: starting.Starting | None = None,
     by_name: named_lib.Beside,
-    meeting: meeting_lib.Meeting | None = None,
+    communicator: communicator_lib.Communicator | None = None,
     several: bool = False,
 ) -> setup_lib.Setup:
     """Checks what only the data and the devices can tell, and makes what a run needs.
@@ -58,11 +58,11 @@ def build(
         per_example_rng: as of `fit`.
         rule: what a worker does with its microbatches; None: gradients are added up.
         more_rules: of further kinds of rounds, by name, which have no update.
-        beacons: say what this process does.
+        heartbeats: say what this process does.
         solved: numbers that were solved before.
         begins: told of what takes long.
         by_name: what the loss may ask for.
-        meeting: another run's, of the same processes.
+        communicator: another run's, of the same processes.
         several: whether the run has several processes.
 
     Raises:
@@ -70,10 +70,10 @@ def build(
             that does not fit, an order that needs gradients with a rule that computes something
             else, or data that cannot be read.
     """
-    solved, begins = solved or solutions.Solutions(), begins or starting.Starting()
+    solved, begins = solved or broadcast_once.BroadcastOnce(), begins or starting.Starting()
     chosen, num_workers = chosen or kinds.of_config(config, {}), config.cluster.num_workers
     where, own = place_workers(config), owned.Owned(source, config.data.sharing, several=several)
-    if config.form == executor.EAGER and where.leads and meeting is None:
+    if config.form == executor.EAGER and where.leads and communicator is None:
         logger.info(executor.TOLD)
     trace = replay.read_trace(config.replay, num_workers) if config.replay else None
     feeding.check(config, source, chosen, leads=where.leads or own.part is not None)
@@ -98,9 +98,11 @@ def build(
     cluster, emulated = make_cluster(config), bool(config.cluster.secs_per_microbatch)
     clock = _make_clock(config, chosen.gate, cluster if emulated else None)
     feed = feeding.make_feed(config, own, where, progress=begins.shown)
-    meeting = meeting or _meet(where, chosen.reducer)
-    gather = _make_gathering(meeting, config, observer, [rule, *more_rules.values()])
-    company = setup_lib.Company(meeting, gather, beacons or beacons_lib.Beacons(), solved)
+    communicator = communicator or _meet(where, chosen.reducer)
+    gather = _make_gathering(communicator, config, observer, [rule, *more_rules.values()])
+    company = setup_lib.Company(
+        communicator, gather, heartbeats or heartbeats_lib.Heartbeats(), solved
+    )
 
     maker = programs.Maker(
         config=config,
@@ -199,7 +201,7 @@ def _try(
     with executor.of(config.form), named_lib.scope(named):
         traced = losses_lib.check_loss(loss_fn, params, first, keys)
         passes, rule = embeddings.passes_of(loss_fn, params, first, keys, config, chosen, rule)
-        if place_lib.own() is not None:
+        if membership_lib.own() is not None:
             refusals.check_apart(config, chosen, one_pass=passes is None)
         rule_identity.check(
             rule, loss_fn, params, first, optimizer, per_example_rng=per_example_rng
@@ -227,7 +229,7 @@ def _try(
     return _Tried(traced.changes_state, passes, rule, observer, seen if looks else None)
 
 
-def _meet(where: mesh_lib.Placement, reducer: topology.Reducer) -> meeting_lib.Meeting:
+def _meet(where: mesh_lib.Placement, reducer: topology.Reducer) -> communicator_lib.Communicator:
     """How the processes meet; says which devices are idle, and that a single worker gossips."""
     num_workers, num_devices = len(where.devices), jax.device_count()
     on_cpu = where.mesh is not None and jax.default_backend() == "cpu"
@@ -237,12 +239,12 @@ def _meet(where: mesh_lib.Placement, reducer: topology.Reducer) -> meeting_lib.M
             f"rounds slower. Call hetjax.use_cpu_workers({num_workers}) before JAX is first used"
         )
     reducer.tell_if_alone(num_workers)
-    return ways.make(where.mesh, num_workers)
+    return backends.make(where.mesh, num_workers)
 
 
 def place_workers(config: config_lib.ExperimentConfig) -> mesh_lib.Placement:
     """On a device each, or all on the first one."""
-    num_workers, own = config.cluster.num_workers, place_lib.own()
+    num_workers, own = config.cluster.num_workers, membership_lib.own()
     if own is not None:
         mesh = mesh_lib.make_worker_mesh(1)
         devices = [mesh.devices[0]] * num_workers
@@ -332,16 +334,16 @@ def _state_of(loss_fn: losses_lib.LossFn, reducer: topology.Reducer) -> types.Py
 
 
 def _make_gathering(
-    meeting: meeting_lib.Meeting,
+    communicator: communicator_lib.Communicator,
     config: config_lib.ExperimentConfig,
     observer: ordering.Observer | None,
     all_rules: list[rules.LocalRule],
-) -> gathering.Gathering | None:
-    if meeting.alone:
+) -> allgather_work.WorkAllGather | None:
+    if communicator.alone:
         return None
     sizes = programs.sizes(config)
-    return gathering.Gathering(
-        meeting,
+    return allgather_work.WorkAllGather(
+        communicator,
         most_signs=0 if observer is None else sizes.microbatch_size * sizes.max_microbatches,
         microbatch_size=sizes.microbatch_size,
         most_metrics=max(len(rule.metrics) for rule in all_rules),

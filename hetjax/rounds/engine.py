@@ -16,17 +16,17 @@ import numpy as np
 import optax
 
 from hetjax import compiled, executor, starting, types
+from hetjax.comm import allgather_work, broadcast_once, join
+from hetjax.comm import key_value_store as store_lib
 from hetjax.config import experiment as config_lib
 from hetjax.data import owned, sources, stream
 from hetjax.inputs import arguments, fingerprint
 from hetjax.inputs import refusals as inputs
+from hetjax.liveness import blocking_waits, failure_detector, heartbeats
 from hetjax.local import rules as rules_lib
 from hetjax.local import stepped
 from hetjax.losses import loss as losses_lib
 from hetjax.losses import named as named_lib
-from hetjax.processes import beacons as beacons_lib
-from hetjax.processes import board as board_lib
-from hetjax.processes import gathering, join, solutions, waits, watch
 from hetjax.rounds import build, planning, round_report, run_state, sync, warm_up
 from hetjax.rounds import setup as setup_lib
 from hetjax.rounds.run_state import Executed, Generations, Plan, RoundsState, RunState
@@ -65,7 +65,7 @@ class Engine:
         rule: rules_lib.LocalRule | None = None,
         rules: Mapping[str, rules_lib.LocalRule] | None = None,
         config: config_lib.ExperimentConfig | None = None,
-        solved: Callable[[], dict[str, solutions.Numbers]] = dict,
+        solved: Callable[[], dict[str, broadcast_once.Numbers]] = dict,
         begins: starting.Starting | None = None,
         beside: "Engine | None" = None,
         by_name: named_lib.Beside | None = None,
@@ -82,15 +82,16 @@ class Engine:
         source = sources.of_run(sources.as_source(source), owned.seed(self.config))
         self._given = loss_fn, point, optimizer, source
         self._is_guest = beside is not None
-        self.beacons: beacons_lib.Beacons = beside.beacons if beside else beacons_lib.start()
+        own = beside.heartbeats if beside else heartbeats.start()
+        self.heartbeats: heartbeats.Heartbeats = own
         if beside is None:
-            watch.follow(self.beacons)
-        self.beacons.at("starting")
-        several = board_lib.runtime().num_processes > 1 and self.config.local != "virtual"
+            failure_detector.follow(self.heartbeats)
+        self.heartbeats.at("starting")
+        several = store_lib.runtime().num_processes > 1 and self.config.local != "virtual"
         if several:
             alike = owned.alike(source, self.config.data.sharing)
-            gathering.check_same_run(self.recorded, examples=alike, versions=arguments.versions())
-        board = board_lib.Board("solutions") if several else None
+            allgather_work.check_same_run(self.recorded, alike, arguments.versions())
+        store = store_lib.KeyValueStore("solutions") if several else None
         self.setup: setup_lib.Setup = build.build(
             loss_fn,
             point,
@@ -102,15 +103,15 @@ class Engine:
             per_example_rng=per_example_rng,
             rule=given.rule,
             more_rules=rules or {},
-            beacons=self.beacons,
-            solved=solutions.Solutions(leads=board_lib.is_first(), board=board, kept=solved),
+            heartbeats=self.heartbeats,
+            solved=broadcast_once.BroadcastOnce(store, leads=store_lib.is_first(), kept=solved),
             begins=self.begins,
             by_name=by_name or named_lib.Beside(named_lib.current().frozen),
-            meeting=None if beside is None else beside.setup.company.meeting,
+            communicator=None if beside is None else beside.setup.company.communicator,
         )
         setup = self.setup
         if several:
-            gathering.check_same_parts(
+            allgather_work.check_same_parts(
                 self.digests,
                 holds_all=self.config.data.sharing == "shared",
                 shards=(setup.stream.shards, setup.stream.shares),
@@ -123,13 +124,13 @@ class Engine:
         self.warm: dict[str, run_state.Shapes] = {}
         """The kinds of rounds whose programs have run, and what these are given."""
         self._pass_keys = stepped.PassKeys(setup.rng, setup.where.devices, setup.where.own)
-        self.clock = round_report.Clock()
+        self.clock = round_report.HostClock()
         self._last_made: types.PyTree = None  # by the last round
-        is_alone = setup.company.meeting.alone
-        self.waiting: Any = contextlib.nullcontext() if is_alone else waits.Wait("synchronise")
+        is_alone, nothing = setup.company.communicator.alone, contextlib.nullcontext
+        self.waiting: Any = nothing() if is_alone else blocking_waits.Wait("synchronise")
         """Around the synchronisation, which waits for other processes."""
         # Around what all processes do together.
-        self.together = contextlib.nullcontext if is_alone else watch.taking_part
+        self.together = nothing if is_alone else failure_detector.taking_part
 
     @functools.cached_property
     def digests(self) -> dict[str, Any]:
@@ -145,7 +146,7 @@ class Engine:
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is not None:
-            watch.left(error)
+            failure_detector.left(error)
         self._opened.close()
         self.close()
 
@@ -154,7 +155,7 @@ class Engine:
         self.is_closed = True
         self.setup.close()
         if not self._is_guest:
-            self.beacons.close()
+            self.heartbeats.close()
 
     def begin(self) -> RoundsState:
         """Before the first round."""
@@ -192,7 +193,7 @@ class Engine:
         kind: str = setup_lib.MAIN,
         given: types.PyTree = (),
         again: stream.Assignment | None = None,
-        request: gathering.Request = gathering.Request.NOTHING,
+        request: allgather_work.Request = allgather_work.Request.NOTHING,
     ) -> tuple[RoundsState, sync.Synchronised, round_report.Report]:
         """One round that adds up, of a rule that keeps nothing.
 
@@ -237,12 +238,12 @@ class Engine:
             ValueError: the state is spent, or another run's; `given` or the trace does not fit.
         """
         rounds, setup = run_state.check_state(state, self), self.setup
-        self.beacons.at("waiting")
-        setup.company.meeting.meets(state)
+        self.heartbeats.at("waiting")
+        setup.company.communicator.start_barrier(state)
         setup.feed.compare(setup.stream.epoch(rounds.stream))
         began = time.perf_counter()
         at = "computing" if self.config.local == "fused" else "waiting"
-        self.beacons.at(at, rounds.rounds_done)
+        self.heartbeats.at(at, rounds.rounds_done)
         if (shapes := self.warm[kind]) or jax.tree.leaves(given):
             run_state.check_given(given, shapes)
         if again is None and (ended := self.end_of_source(rounds)):
@@ -304,9 +305,9 @@ class Engine:
         point: types.PyTree,
         carried: types.Carried,
         *,
-        request: gathering.Request = gathering.Request.NOTHING,
+        request: allgather_work.Request = allgather_work.Request.NOTHING,
         meanwhile: Callable[[], None] | None = None,
-    ) -> tuple[tuple[Any, ...], Callable[[], types.Work], gathering.Request]:
+    ) -> tuple[tuple[Any, ...], Callable[[], types.Work], allgather_work.Request]:
         """The local phase of a round, and what all processes tell each other of it.
 
         Args:
@@ -339,11 +340,11 @@ class Engine:
             if clock.last is not None and plan.local.round_index is not None:
                 clock.last.check()
 
-        setup.company.meeting.begins(plan.local.round_index, point)
+        setup.company.communicator.begins(plan.local.round_index, point)
         rngs, local = self._pass_keys(plan.local.assigned.passes), plan.local
         limits = setup.feed.limits(local.assigned, local.limits)
         if limits is not local.limits and (limits < local.limits).any():
-            local, request = local._replace(limits=limits), request | gathering.Request.NO_DATA
+            local, request = local._replace(limits=limits), request | allgather_work.Request.NO_DATA
         contributed, measured = own.local.run(local, shared, carried, rngs, once_begun)
 
         def here() -> types.Work:
@@ -369,7 +370,7 @@ class Engine:
                 clock.stamp("gathered")
             done = lambda: work  # noqa: E731
 
-        if gathering.Request.NO_DATA in request:
+        if allgather_work.Request.NO_DATA in request:
             self._end = "the data of a process have ended within its epoch"
 
         def timed() -> types.Work:
@@ -389,7 +390,7 @@ class Engine:
         if self.clock.last is None:
             return
         since = time.perf_counter()
-        with waits.Wait("synchronise", is_vain=False):  # they may have come to their exit by then
+        with blocking_waits.Wait("synchronise", is_vain=False):  # they may be at their exit by then
             jax.block_until_ready(self._last_made)
         self.clock.settled(since)
 

@@ -38,7 +38,7 @@ def plan(
     """
     config, index, stream = setup.config, state.rounds_done, setup.stream
     caps = np.full(len(setup.where.devices), config.quota.max_microbatches or config.budget)
-    caps[~setup.company.meeting.present] = 0
+    caps[~setup.company.communicator.present] = 0
     if setup.speeds.cluster is not None:
         caps[~setup.speeds.cluster.present_at(index)] = 0
     quotas, limits, policy = _assign(setup, state, kind, caps, again)

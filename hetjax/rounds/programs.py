@@ -13,12 +13,12 @@ import optax
 from hetjax import executor, gates, ordering, starting, types
 from hetjax import mesh as mesh_lib
 from hetjax import parts as parts_lib
+from hetjax.comm import communicator as communicator_lib
+from hetjax.comm import key_value_store as store_lib
 from hetjax.config import experiment as config_lib
 from hetjax.local import clocks, fused, jitted, rules, stepped
 from hetjax.local.virtual import Virtual
 from hetjax.losses import named as named_lib
-from hetjax.processes import board as board_lib
-from hetjax.processes import meeting as meeting_lib
 from hetjax.rounds import setup as setup_lib
 from hetjax.rounds import sync
 
@@ -51,17 +51,17 @@ class Maker:
         steps = rules.with_observer(rule, observer, updates=optimizer is not None)
         mesh = self.where.mesh
         sums = _make_sums(self, rule)
-        meeting = self.company.meeting
+        communicator = self.company.communicator
         has_more = rule.keeps_worker or bool(jax.tree.leaves(self.model.state))
-        has_more = observer is not None or (has_more and not meeting.carries_more)
-        if not meeting.has_collectives and (has_more or not sums.meet_before):
+        has_more = observer is not None or (has_more and not communicator.carries_more)
+        if not communicator.has_collectives and (has_more or not sums.meet_before):
             raise ValueError(self._refusal(rule))
         if mesh is None:  # as `mesh_lib.place`
             of_rows: Any = jax.sharding.SingleDeviceSharding(self.where.devices[0])
         else:
             of_rows = mesh_lib.worker_sharding(mesh)
         # The gathering and the sums of several processes take contributions as they are.
-        packed = self.config.form == "stepped" and self.company.meeting.alone
+        packed = self.config.form == "stepped" and self.company.communicator.alone
         begin = sync.make_begin(steps, mesh, packed=packed)
         # In one program with the update, where nothing stands between them. Gossip has no sum over
         # the workers there, and XLA would round in another way.
@@ -85,7 +85,7 @@ class Maker:
         dtypes = sorted({str(leaf.dtype) for leaf in jax.tree.leaves(shapes)})
         dtypes = dtypes or ["arrays whose shapes depend on what a round is given"]
         methods, weighted = self.methods, weighting(self.config, gossips=False)
-        return self.company.meeting.no_collectives + (
+        return self.company.communicator.no_collectives + (
             "They can add up gradients in memory: with reducer='all_reduce', an order that looks "
             "at no gradients, such as 'random_reshuffling', data.weighting='example' where shards "
             "are private, a model without state (BatchNorm has some), a rule that keeps nothing of "
@@ -115,13 +115,13 @@ def weighting(config: config_lib.ExperimentConfig, *, gossips: bool) -> str:
     return config.data.weighting if has_parts else "example"
 
 
-def _make_sums(common: Maker, rule: rules.LocalRule) -> meeting_lib.Sums:
+def _make_sums(common: Maker, rule: rules.LocalRule) -> communicator_lib.Sums:
     """How the sums meet: before the sync program where they are one plain sum."""
-    is_plain, meeting = common.methods.reducer.is_plain_sum, common.company.meeting
+    is_plain, communicator = common.methods.reducer.is_plain_sum, common.company.communicator
     in_one_unit = rule.weight_grads is None and weighting(common.config, gossips=False) == "example"
-    if is_plain and in_one_unit and not meeting.alone:
-        return meeting.sums(rules.contribution_shapes(rule, *common.model))
-    return meeting_lib.Sums()
+    if is_plain and in_one_unit and not communicator.alone:
+        return communicator.sums(rules.contribution_shapes(rule, *common.model))
+    return communicator_lib.Sums()
 
 
 def _make_sync(
@@ -129,7 +129,7 @@ def _make_sync(
     steps: rules.LocalSteps,
     observer: ordering.Observer | None,
     optimizer: optax.GradientTransformation | None,
-    sums: meeting_lib.Sums,
+    sums: communicator_lib.Sums,
     *,
     finishes: bool,
 ) -> jitted.InPlace:
@@ -178,8 +178,8 @@ def _make_local(
     gate = None
     if methods.gate.closes and not config.replay and not clock.virtual:
         alone = len(common.where.own) == len(devices)
-        meeting = common.company.meeting
-        board = None if alone else board_lib.RoundBoard("gate", lambda: meeting.round_number)
+        communicator = common.company.communicator
+        board = None if alone else store_lib.RoundStore("gate", lambda: communicator.round_number)
         gate = gates.begin(methods.gate, board)
     return stepped.Stepped(
         steps,
@@ -188,7 +188,7 @@ def _make_local(
         workers=common.where.own,
         clock=clock,
         gate=gate,
-        beacons=common.company.beacons,
+        heartbeats=common.company.heartbeats,
         begins=common.begins,
         signed=signed,
         depth=config.dispatch_depth or (1 if gate or devices[0].platform == "cpu" else 2),

@@ -135,7 +135,7 @@ def newest(
     if others := [name for name in solved if name in kept and solved[name] != kept[name]]:
         raise ValueError(
             f"restore: this run's solution of {others[0]!r} is not the checkpoint's; make it by "
-            "Run(..., solved=lambda: hetjax.records.keeper.kept_solutions(workdir))"
+            "Run(..., solved=lambda: hetjax.records.checkpoint_manager.solved_in(workdir))"
         )
     return saved, recorded.all_grown(directory.parent, config, MAY_GROW)
 

@@ -17,12 +17,12 @@ import numpy as np
 from hetjax import executor, reported, types
 from hetjax import mesh as mesh_lib
 from hetjax import parts as parts_lib
+from hetjax.comm import key_value_store as store_lib
 from hetjax.data import stream
 from hetjax.local import nonfinite, packing
 from hetjax.losses import loss as losses_lib
 from hetjax.losses import named as named_lib
 from hetjax.losses import weighting as weighting_lib
-from hetjax.processes import board as board_lib
 from hetjax.rounds import planning, programs, run_state, sync
 from hetjax.rounds import setup as setup_lib
 from hetjax.rounds import state as state_lib
@@ -83,7 +83,7 @@ class Report:
         for leaf in jax.tree.leaves((self._metrics, self._step_norms)):
             if isinstance(leaf, jax.Array):  # on its way to the host before any wait for it
                 leaf.copy_to_host_async()
-        self.asked, self._changes = executed.asked, setup.company.meeting.changes
+        self.asked, self._changes = executed.asked, setup.company.communicator.changes
         self._settle, self._state_of = settle, state_of
         self._examples, self._examples_processed = examples, examples_processed
         self._round_secs: float | None = None
@@ -207,14 +207,14 @@ class Report:
         The worker's own process finds it for all.
         """
         company = self._setup.company
-        of_all = None if company.gather is None else board_lib.Board("nonfinite")
+        of_all = None if company.gather is None else store_lib.KeyValueStore("nonfinite")
         if worker in self._setup.where.own:
             text = self._own_cause(worker, rows)
             if of_all is not None:
                 of_all.post(str(worker), text)
             return text
         assert of_all is not None
-        process = int(company.meeting.process_of[worker])
+        process = int(company.communicator.process_of[worker])
         try:
             return of_all.wait(str(worker), _PATIENCE_SECS, what="repeat a microbatch", by=process)
         except TimeoutError:
@@ -320,7 +320,7 @@ class Report:
         )
 
 
-class Clock:
+class HostClock:
     """When the rounds of an engine begin and end, by this process's clock.
 
     A round ends when the next one begins, or is settled before a pause. Its exchange goes from the

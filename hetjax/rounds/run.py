@@ -16,13 +16,13 @@ import optax
 from hetjax import digests, executor, types
 from hetjax import mesh as mesh_lib
 from hetjax.checkpoints import checkpoint
+from hetjax.comm import allgather_work
 from hetjax.data import stream
 from hetjax.inputs import refusals as inputs
 from hetjax.local import packing
 from hetjax.losses import loss as losses_lib
 from hetjax.losses import named as named_lib
 from hetjax.losses import stateful
-from hetjax.processes import gathering
 from hetjax.rounds import engine, judged, resume, round_report, run_state, warm_up
 from hetjax.rounds import setup as setup_lib
 from hetjax.rounds import state as state_lib
@@ -261,7 +261,7 @@ class Run(engine.Engine):
         kind: str = setup_lib.MAIN,
         given: types.PyTree = (),
         again: stream.Assignment | None = None,
-        request: gathering.Request = gathering.Request.NOTHING,
+        request: allgather_work.Request = allgather_work.Request.NOTHING,
         meanwhile: Callable[[], None] | None = None,
     ) -> tuple[RunState, round_report.Report]:
         """One round: planned, executed, committed.

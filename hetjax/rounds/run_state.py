@@ -7,9 +7,9 @@ import jax
 import numpy as np
 
 from hetjax import gates, types
+from hetjax.comm import allgather_work
 from hetjax.data import stream as stream_lib
 from hetjax.local import stepped
-from hetjax.processes import gathering
 from hetjax.rounds import setup as setup_lib
 from hetjax.rounds import sync
 
@@ -124,7 +124,7 @@ class Plan(NamedTuple):
 
 
 def digests_of(local: stepped.LocalPlan, active: types.Exchanges) -> tuple[int, ...]:
-    """Numbers, for each of `gathering.PLANNED`: the same where two plans of a round are.
+    """Numbers, for each of `allgather_work.PLANNED`: the same where two plans of a round are.
 
     All that decides what a process computes in the round and which collectives it takes part in;
     `active` as of a `Plan`.
@@ -135,7 +135,7 @@ def digests_of(local: stepped.LocalPlan, active: types.Exchanges) -> tuple[int, 
         "quotas": (assigned.starts, limits, may_close),
         "exchanges": (active,),
     }
-    return tuple(_number_of((index or 0, *parts[name])) for name in gathering.PLANNED)
+    return tuple(_number_of((index or 0, *parts[name])) for name in allgather_work.PLANNED)
 
 
 def _number_of(integers: tuple[Any, ...]) -> int:
@@ -149,4 +149,4 @@ class Executed(NamedTuple):
     plan: Plan
     work: types.Work
     sums: sync.Synchronised
-    asked: gathering.Request
+    asked: allgather_work.Request

@@ -15,17 +15,17 @@ from hetjax import mesh as mesh_lib
 from hetjax import parts as parts_lib
 from hetjax.checkpoints import leaves
 from hetjax.cluster import emulate
+from hetjax.comm import allgather_work, broadcast_once
+from hetjax.comm import communicator as communicator_lib
 from hetjax.config import experiment as config_lib
 from hetjax.data import feed as feed_lib
 from hetjax.data import stream as stream_lib
 from hetjax.inputs import replay
+from hetjax.liveness import heartbeats as heartbeats_lib
 from hetjax.local import clocks, embeddings, fused, jitted, rules, stepped, virtual
 from hetjax.losses import loss as losses_lib
 from hetjax.losses import named as named_lib
 from hetjax.losses import stateful
-from hetjax.processes import beacons as beacons_lib
-from hetjax.processes import gathering, solutions
-from hetjax.processes import meeting as meeting_lib
 from hetjax.rounds import sync
 from hetjax.topology import reducers
 
@@ -57,10 +57,10 @@ class Speeds:
 class Company:
     """The processes of a run, and what they tell each other."""
 
-    meeting: meeting_lib.Meeting
-    gather: gathering.Gathering | None  # None: there is one process
-    beacons: beacons_lib.Beacons
-    solved: solutions.Solutions
+    communicator: communicator_lib.Communicator
+    gather: allgather_work.WorkAllGather | None  # None: there is one process
+    heartbeats: heartbeats_lib.Heartbeats
+    solved: broadcast_once.BroadcastOnce
 
 
 class Programs(NamedTuple):
@@ -72,7 +72,7 @@ class Programs(NamedTuple):
     local: stepped.Stepped | fused.Fused | virtual.Virtual
     begin: Callable  # (params, kept, given=()) -> carried
     sync: jitted.InPlace
-    sums: meeting_lib.Sums
+    sums: communicator_lib.Sums
     steps: rules.LocalSteps
     finishes_late: bool  # what the workers carry is finished in the synchronisation
 
@@ -185,7 +185,7 @@ class Setup:
     def host_is_own(self) -> bool:
         """Whether what a process needs between two local phases is its own, by real clocks, where
         the sums have met before the synchronisation."""
-        waits = self.methods.order.coordinated or self.company.meeting.across  # by collectives
+        waits = self.methods.order.coordinated or self.company.communicator.across  # by collectives
         return not waits and not self.speeds.clock.virtual
 
     @functools.cached_property

@@ -12,9 +12,9 @@ from jax.sharding import Mesh
 
 from hetjax import executor, trees, types
 from hetjax import mesh as mesh_lib
+from hetjax.liveness import blocking_waits
 from hetjax.local import rules
 from hetjax.ordering import ordering
-from hetjax.processes import waits
 
 
 @jax.transfer_guard("allow")
@@ -108,7 +108,9 @@ def _together(function: Callable, rows: types.PyTree, *others: Any) -> types.PyT
     if leaf.is_fully_addressable:
         return _everywhere(function)(rows, *others)
     mesh = leaf.sharding.mesh
-    with waits.Wait("read the rows of all workers", is_vain=False):  # which may have come to exits
+    with blocking_waits.Wait(
+        "read the rows of all workers", is_vain=False
+    ):  # which may have come to exits
         found = jax.block_until_ready(_everywhere(function, mesh)(rows, *others))
     return jax.tree.map(lambda x: x.addressable_data(0), found)
 

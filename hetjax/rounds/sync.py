@@ -71,7 +71,7 @@ def make_sync(
         weighting: one of `weighting.WEIGHTINGS`: what is minimised.
         nonfinite: what is left as it was where a microbatch was not finite: 'stop' the whole
             state, 'skip' the microbatch's part, 'skip_update' all but `values`.
-        totals: of `meeting.Sums`, where the sums have met before; in the collective form alone.
+        totals: of `communicator.Sums`, where sums have met before; in the collective form alone.
         finishes: it is given what the workers carry, and finishes it; in the collective form alone.
         ema: decay of the average of parameters and model's state; 0: there is none.
         values: how what losses are given as `values` goes on.

@@ -13,8 +13,8 @@ import numpy as np
 
 from hetjax import executor, types
 from hetjax import mesh as mesh_lib
+from hetjax.liveness import blocking_waits
 from hetjax.local import calls
-from hetjax.processes import waits
 from hetjax.rounds import independence, planning, run_state, sync
 from hetjax.rounds import setup as setup_lib
 
@@ -95,14 +95,14 @@ def of_sums(
 
 
 def _touch_memory(setup: setup_lib.Setup) -> None:
-    if setup.company.meeting.keeps_memory and setup.where.own_device.platform == "cpu":
+    if setup.company.communicator.keeps_memory and setup.where.own_device.platform == "cpu":
         copy = sum(leaf.nbytes for leaf in jax.tree.leaves(setup.begun.params))
         mesh_lib.touch_memory(copy // len(setup.where.devices) * len(setup.where.own))
 
 
 def _wait(sums: sync.Synchronised) -> None:
     jax.device_get(sums.metrics)
-    with waits.Wait("synchronise"):
+    with blocking_waits.Wait("synchronise"):
         jax.block_until_ready((sums.state, sums.mean, sums.own))
 
 

@@ -17,9 +17,10 @@ from typing import Any
 import numpy as np
 
 from hetjax.checkpoints import checkpoint, leaves
+from hetjax.comm import allgather_work
 from hetjax.inputs import arguments
-from hetjax.processes import gathering, interrupt, watch
-from hetjax.records import keeper, lock, workdir
+from hetjax.liveness import failure_detector, interrupts
+from hetjax.records import checkpoint_manager, lock, workdir
 from hetjax.rounds import round_report
 from hetjax.training import callbacks as callbacks_lib
 from hetjax.training import task as task_lib
@@ -28,7 +29,7 @@ from hetjax.writers import records as writer_records
 
 logger = logging.getLogger(__name__)
 
-_ASKS = {number: gathering.Request[f"END_BY_{number.name}"] for number in interrupt.ENDS}
+_ASKS = {number: allgather_work.Request[f"END_BY_{number.name}"] for number in interrupts.ENDS}
 _AGAIN_SECS = 5.0  # of lines that writers of a new leader get: those of the last may lack them
 
 
@@ -57,10 +58,12 @@ class Driver:
     ) -> None:
         self._task, self._directory, self._stack = task, directory, stack
         self._shows = progress
-        self._asks = self._asked = gathering.Request.NOTHING  # of this process; of all processes
+        self._asks = self._asked = (
+            allgather_work.Request.NOTHING
+        )  # of this process; of all processes
         self._signal: Callable[[], signal.Signals | None] = lambda: None
         self._told_of_signal: list[str] = []
-        is_guest = task.setup.company.meeting.joins  # that leads takes over first
+        is_guest = task.setup.company.communicator.joins  # that leads takes over first
         saved, lines, later = self._start(resume)
         self._open(lines, leads=task.setup.where.leads and not is_guest)
         if saved is None:
@@ -86,10 +89,10 @@ class Driver:
         """Where the run begins, the lines of the steps that are done, and as of `lines_done`."""
         task, directory, setup = self._task, self._directory, self._task.setup
         self._fingerprint: dict[str, Any] = {}
-        if setup.company.meeting.joins:
+        if setup.company.communicator.joins:
             task.begin()  # compiles, before another process waits for this one
-            setup.company.beacons.at("waiting")
-            arrays, about = setup.company.meeting.take_in()
+            setup.company.heartbeats.at("waiting")
+            arrays, about = setup.company.communicator.receive_state()
             lines = about.pop("lines")
             return checkpoint.Saved(about["rounds"], arrays, about), lines, 0
         saved = None
@@ -97,15 +100,17 @@ class Driver:
             if setup.where.leads:
                 self._stack.enter_context(lock.held(workdir.made_directory(directory)))
                 self._fingerprint = task.fingerprint()
-            saved = keeper.saved_in(directory, task, resume, fingerprint=self._fingerprint)
+            saved = checkpoint_manager.saved_in(
+                directory, task, resume, fingerprint=self._fingerprint
+            )
         return saved, *task.lines_done(directory, saved)
 
     def _open(self, lines: Mapping[str, list[workdir.Line]], *, leads: bool) -> None:
         """Begins to keep the run: in the process that leads, in its workdir."""
         task, setup = self._task, self._task.setup
         self._leads = leads
-        self._keeper = keeper.Keeper(self._directory, setup)
-        self._stack.callback(self._keeper.close)
+        self._checkpoints = checkpoint_manager.CheckpointManager(self._directory, setup)
+        self._stack.callback(self._checkpoints.close)
         self._recorder = workdir.Recorder(
             self._directory if self._leads else None,
             task.recorded,
@@ -118,7 +123,7 @@ class Driver:
     def _take_over(self) -> None:
         """Leads from now on, in the place of a process that is gone; has each step's line once."""
         task, lines, directory = self._task, self._recorder.lines, self._directory
-        task.setup.company.beacons.at("checkpointing", task.steps_done)
+        task.setup.company.heartbeats.at("checkpointing", task.steps_done)
         logger.info(
             f"worker {task.setup.where.own[0]} leads from {task.unit} {task.steps_done} on; its "
             "callbacks begin now"
@@ -144,10 +149,12 @@ class Driver:
         """Hands the run as it is to the newest members."""
         self._task.settle()
         self._report()
-        self._task.setup.company.beacons.at("checkpointing", self._task.steps_done)
+        self._task.setup.company.heartbeats.at("checkpointing", self._task.steps_done)
         arrays, about = self._saved()
         del about["saved"]  # it is no checkpoint
-        self._task.setup.company.meeting.hand_on(arrays, about | {"lines": self._recorder.lines})
+        self._task.setup.company.communicator.send_state(
+            arrays, about | {"lines": self._recorder.lines}
+        )
 
     def _bar(self) -> Any:
         """The bar, where the line of the start was."""
@@ -156,7 +163,7 @@ class Driver:
     def drive(self) -> Any:
         """All steps from there on; writes the files however they end. Returns `task.result`."""
         task = self._task
-        with interrupt.deferred(unit=task.unit) as self._signal:
+        with interrupts.deferred(unit=task.unit) as self._signal:
             try:
                 while not (task.is_complete or task.summary.stopped_by):
                     if task.setup.where.leads and not self._leads:
@@ -164,17 +171,17 @@ class Driver:
                     self._ask()
                     if self._asked.ends or self._runs_out():
                         break
-                    with watch.taking_part():
+                    with failure_detector.taking_part():
                         self._asked |= task.step(self._ask, self._report)
                         self._after_step()
                 if not self._leads:
-                    if task.setup.company.meeting.outlives_leader():
+                    if task.setup.company.communicator.outlives_leader():
                         self._take_over()
                     else:
                         task.takes_judged(self._recorder.lines["metrics"])
                 if not self._by_signal:
                     task.measure_at_end()
-                with watch.taking_part():
+                with failure_detector.taking_part():
                     self._report()
                 self._end()
                 self._save()
@@ -188,9 +195,9 @@ class Driver:
                 raise
             status = "finished" if self._is_finished else "interrupted"
             result = self._result(interrupted=not self._is_finished, status=status)
-            self._keeper.close()
+            self._checkpoints.close()
             # Not after an error: the process that failed is to be the first that is gone.
-            task.setup.company.meeting.close()
+            task.setup.company.communicator.close()
         return result
 
     def unless_stopped(self, result: Any, *, raises: bool) -> Any:
@@ -204,7 +211,7 @@ class Driver:
             KeyboardInterrupt, SystemExit: after SIGINT, another signal; unless it is not to.
         """
         number = self._by_signal or self._signal()
-        if number is None or interrupt.hand_on(number) or not raises:
+        if number is None or interrupts.hand_on(number) or not raises:
             return result
         error: Any = SystemExit(128 + number)
         if number == signal.SIGINT:
@@ -215,11 +222,11 @@ class Driver:
             logger.info("the result so far: import sys; result = sys.last_value.result")
         raise error
 
-    def _ask(self) -> gathering.Request:
+    def _ask(self) -> allgather_work.Request:
         """What this process asks of all; alone, all have heard it at once."""
         if (number := self._signal()) is not None:
             self._asks |= _ASKS[number]
-        if self._task.setup.company.meeting.alone:
+        if self._task.setup.company.communicator.alone:
             self._asked |= self._asks
         return self._asks
 
@@ -239,10 +246,10 @@ class Driver:
 
     def _after_step(self) -> None:
         """What is due after a step."""
-        task, request = self._task, gathering.Request
+        task, request = self._task, allgather_work.Request
         every = task.setup.config.checkpoint.every_rounds
         task.measure()
-        if task.setup.company.meeting.hands_on():
+        if task.setup.company.communicator.sends_state():
             self._hand_on()
         if task.reports_at_once:
             self._report()
@@ -251,12 +258,12 @@ class Driver:
             self._save()
         self._asked &= ~request.SAVE
         self._asks &= ~request.SAVE
-        if self._keeper.is_due():
+        if self._checkpoints.is_due():
             self._asks |= request.SAVE
 
     def _report(self) -> None:
         """Records the newest step, whose numbers have arrived by now, and calls the callbacks."""
-        task, beacons = self._task, self._task.setup.company.beacons
+        task, heartbeats = self._task, self._task.setup.company.heartbeats
         if (found := task.line()) is None:
             return
         report, others, text, amount = found
@@ -266,24 +273,24 @@ class Driver:
         self._writers.put(line)
         task.check(report)
         if self._callbacks and (self._leads or task.setup.where.leading is None):
-            beacons.at("reporting", number)
+            heartbeats.at("reporting", number)
             with task.shown(report) as shown:
                 if self._callbacks(shown):
-                    self._asks |= gathering.Request.END
-        beacons.at("waiting", number)
+                    self._asks |= allgather_work.Request.END
+        heartbeats.at("waiting", number)
 
     def _save(self) -> None:
         """Keeps the run as it is; the run's clock stands still meanwhile."""
-        if not self._keeper.keeps:
+        if not self._checkpoints.keeps:
             return
         task = self._task
         task.settle()
-        with watch.taking_part():
+        with failure_detector.taking_part():
             self._report()
         self._ask()
-        task.setup.company.beacons.at("checkpointing", task.steps_done)
-        self._keeper.save(*self._saved())
-        task.setup.company.beacons.at("waiting", task.steps_done)
+        task.setup.company.heartbeats.at("checkpointing", task.steps_done)
+        self._checkpoints.save(*self._saved())
+        task.setup.company.heartbeats.at("waiting", task.steps_done)
 
     def _saved(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         """All that the run goes on from, and what is said of it."""
@@ -313,7 +320,7 @@ class Driver:
     def _is_finished(self) -> bool:
         """Whether the run is at its end, which a callback may have said; no signal says it."""
         task = self._task
-        ended = gathering.Request.END in self._asked or bool(task.summary.stopped_by)
+        ended = allgather_work.Request.END in self._asked or bool(task.summary.stopped_by)
         return task.is_complete or (ended and not self._by_signal)
 
     @property
@@ -322,7 +329,7 @@ class Driver:
         if not self._task.is_complete:
             if self._by_signal:
                 return self._by_signal.name
-            if gathering.Request.END in self._asked:
+            if allgather_work.Request.END in self._asked:
                 return f"callback {self._callbacks.stopper}".strip()
         return self._task.summary.stopped_by
 
@@ -336,7 +343,7 @@ class Driver:
             return
         told = task.told_at_end()
         if self._asked.ends and not task.is_complete:
-            goes_on = self._by_signal and self._keeper.keeps
+            goes_on = self._by_signal and self._checkpoints.keeps
             more = f"; the same call goes on from there ({self._recorder.workdir})"
             text = f"{task.summary.stopped_by} ended the run after {task.how_far}"
             told.append(f"{text}{more if goes_on else ''}.")

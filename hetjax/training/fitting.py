@@ -18,8 +18,8 @@ from hetjax.inputs import refusals as inputs
 from hetjax.local import rules
 from hetjax.losses import batch_loss, stateful
 from hetjax.losses import loss as losses_lib
+from hetjax.records import checkpoint_manager, evaluations, results, summary
 from hetjax.records import evaluate as evaluate_lib
-from hetjax.records import evaluations, keeper, results, summary
 from hetjax.records import workdir as workdir_lib
 from hetjax.rounds import run as run_lib
 from hetjax.training import driver
@@ -182,7 +182,7 @@ def fit(
                 values=values,
                 asking=[metrics_fn],
                 config=config,
-                solved=functools.partial(keeper.kept_solutions, directory, resume=resume),
+                solved=functools.partial(checkpoint_manager.solved_in, directory, resume=resume),
                 begins=begins,
                 **fields,
             )
@@ -218,5 +218,5 @@ def _checked(optimizer: Any, callbacks: Any, writers: Any, resume: Any) -> list[
     inputs.check_callbacks(callbacks)
     if optimizer is None:
         raise ValueError("fit: optimizer is None; only hetjax.Run takes that")
-    keeper.check_resume(resume, caller="fit")
+    checkpoint_manager.check_resume(resume, caller="fit")
     return background.check(writers)

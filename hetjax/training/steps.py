@@ -13,7 +13,7 @@ import numpy as np
 from hetjax import mesh as mesh_lib
 from hetjax import report, reported, types
 from hetjax.checkpoints import checkpoint, leaves
-from hetjax.processes import gathering
+from hetjax.comm import allgather_work
 from hetjax.records import evaluations, results, workdir
 from hetjax.records import summary as summary_lib
 from hetjax.rounds import judged, programs, resume, round_report
@@ -110,7 +110,7 @@ class Training(task_lib.Task):
 
     # --- A round and what comes after it ---
 
-    def step(self, asks: task_lib.Asks, meanwhile: Callable[[], None]) -> gathering.Request:
+    def step(self, asks: task_lib.Asks, meanwhile: Callable[[], None]) -> allgather_work.Request:
         run, stream = self._run, self.setup.stream
         epoch = stream.epoch(self.state.stream)
         self.state, self._pending = run.round(self.state, request=asks(), meanwhile=meanwhile)
@@ -156,11 +156,11 @@ class Training(task_lib.Task):
         if self.summary.evaluated(values):
             self.best = jax.device_get(average if self.summary.judge.of_average else model)
         about = {"summary": self.summary.save(), "evaluated_at": self._evaluated_at}
-        self.setup.company.meeting.keep(resume.best_to_arrays(self.best), about)
+        self.setup.company.communicator.keep(resume.best_to_arrays(self.best), about)
 
     def takes_judged(self, lines: Sequence[workdir.Line]) -> None:
         """Also evaluates what its predecessor died over; its line is that of the newest round."""
-        due_at, kept = self._evaluated_at, self.setup.company.meeting.kept()
+        due_at, kept = self._evaluated_at, self.setup.company.communicator.kept()
         if kept is None and not self.evaluate:
             return
         self._evaluated_at = -1

@@ -9,14 +9,14 @@ from typing import Any, ClassVar, Protocol
 
 from hetjax import types
 from hetjax.checkpoints import checkpoint
-from hetjax.processes import gathering
-from hetjax.records import evaluations, keeper, workdir
+from hetjax.comm import allgather_work
+from hetjax.records import checkpoint_manager, evaluations, workdir
 from hetjax.rounds import engine
 from hetjax.rounds import setup as setup_lib
 
 logger = logging.getLogger(__name__)
 
-Asks = Callable[[], gathering.Request]
+Asks = Callable[[], allgather_work.Request]
 """What this process asks of all of them, when a round begins."""
 Told = tuple[Any, list[tuple[str, workdir.Line]], str, int]
 """Of a step: its report, lines of other files with their names, a text for the bar, and by how much
@@ -135,7 +135,7 @@ class Task(Protocol):
                     f"{self.unit}s ({wrong})"
                 )
         what = "read the lines of the run"
-        return lines, keeper.agreed(self.setup, later, board="read", what=what)
+        return lines, checkpoint_manager.agreed(self.setup, later, board="read", what=what)
 
     def bar(self) -> dict[str, Any]:
         """Of the progress bar: `total`, what is done (`initial`), `unit`."""
@@ -158,7 +158,7 @@ class Task(Protocol):
     def how_far(self) -> str:
         """What is done, for a message: '3 of 5 outer steps'."""
 
-    def step(self, asks: Asks, meanwhile: Callable[[], None]) -> gathering.Request:
+    def step(self, asks: Asks, meanwhile: Callable[[], None]) -> allgather_work.Request:
         """One step; what any process asked of all.
 
         Args:

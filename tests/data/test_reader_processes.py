@@ -14,7 +14,7 @@ import pytest
 
 import hetjax
 from hetjax.data import feed, reader_processes, readers, sources
-from hetjax.processes import interrupt
+from hetjax.liveness import interrupts
 from tests.data import examples, test_trial
 from tests.rounds import problems
 
@@ -87,7 +87,7 @@ def test_signals_end_a_run_and_not_its_readers():
     before = set(multiprocessing.active_children())
     reading = reader_processes.Processes(operator.add, 1)
     (child,) = set(multiprocessing.active_children()) - before
-    for number in interrupt.ENDS:
+    for number in interrupts.ENDS:
         os.kill(child.pid, number)
     assert reading(3, 4) == 7
     reading.close()

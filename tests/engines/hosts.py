@@ -17,7 +17,7 @@ import time
 from collections.abc import Sequence
 
 from experiments.drills import engine_gangs
-from hetjax.processes import join
+from hetjax.comm import join
 from tests.engines import jobs
 
 NAMES = ("first", "second")

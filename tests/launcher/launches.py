@@ -37,8 +37,8 @@ def wait_for(condition):
         time.sleep(0.01)
 """
 BEACONS = """
-from hetjax.processes import beacons
-beacon = beacons.start()
+from hetjax.liveness import heartbeats
+beacon = heartbeats.start()
 beacon.at("computing" if worker == 1 else "waiting", 17)
 print("ready")
 """
@@ -110,9 +110,9 @@ class Launch:
         return {int(match[1]): int(match[2]) for match in matches[:count]}
 
     @property
-    def beacons(self):
-        """The directory of the attempt's beacons, in which `told` finds files too."""
-        (found,) = self.tmp.glob("hetjax-beacons-*")
+    def heartbeats(self):
+        """The directory of the attempt's heartbeats, in which `told` finds files too."""
+        (found,) = self.tmp.glob("hetjax-heartbeats-*")
         return found
 
     def send(self, signum):

@@ -3,9 +3,9 @@
 import pytest
 
 from hetjax.launcher import faults
-from hetjax.processes import beacons
+from hetjax.liveness import heartbeats
 
-Entry, Snapshot = beacons.Entry, beacons.Snapshot
+Entry, Snapshot = heartbeats.Entry, heartbeats.Snapshot
 NOW = 1000.0
 
 
@@ -82,7 +82,7 @@ def test_a_process_that_never_spoke_is_starting_since_its_launch():
     process, reason = find({3: None, 4: WAITS}, launched_ago=301)
     assert process == 3
     assert reason.startswith("worker 3: starting for 301 s")
-    assert reason.endswith("a program without beacons needs --start_secs=inf")
+    assert reason.endswith("a program without heartbeats needs --start_secs=inf")
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_a_short_stop_is_no_fault():
 @pytest.mark.parametrize("heartbeat_secs", [0.5, 1.0, 30.0])
 def test_a_fault_is_noticed_within_two_heartbeats_at_the_worst(heartbeat_secs):
     """With the file written last just before the stop, and read last just before the limit."""
-    period = heartbeat_secs / beacons.WRITES_PER_HEARTBEAT
+    period = heartbeat_secs / heartbeats.WRITES_PER_HEARTBEAT
     snapshot = Snapshot(7, 0.0, (Entry("computing", 0.0, 5, 0),))
     look = period / 3
     limits = {"launched": 0, "heartbeat_secs": heartbeat_secs, "start_secs": 99}

@@ -85,14 +85,14 @@ sys.exit(1 - attempt)  # JAX waits for the other one here
 
 @pytest.mark.slow
 def test_who_has_the_coordinator_ends_last(launch):
-    """A run has no meeting of its own at the end: JAX has one when a process exits."""
+    """A run has no communicator of its own at the end: JAX has one when a process exits."""
     program = """
 import atexit
 ended, asked = told("ended"), told("asked")
 if worker == 0:
     atexit.register(ended.touch)  # who registers first runs last: after JAX's own exit
 import jax, hetjax
-from hetjax.processes import board
+from hetjax.comm import key_value_store
 hetjax.join_processes()
 jax.jit(lambda x: x + worker)(2.0)
 if worker == 0:
@@ -100,7 +100,7 @@ if worker == 0:
 else:
     wait_for(asked.exists)
     time.sleep(1)  # more than enough for a process that does not wait
-    answers = board.Board("the end")
+    answers = key_value_store.KeyValueStore("the end")
     answers.post("worker 1", 17)
     print("answer", answers.wait("worker 1", 60.0), "first ended", ended.exists())
 """
@@ -157,7 +157,7 @@ def test_shares_are_told_and_their_groups_removed(launch):
     run = launch("print('ready'); wait_for(told('end').exists)", "--workers=2", "--cpus=0.5,0.25")
     run.wait_for("ready", 2)
     in_groups = len(launches.groups_of(run.pid))
-    (run.beacons / "end").touch()
+    (run.heartbeats / "end").touch()
     assert run.end() == 0
     message = "by CPU controller groups" if in_groups else "by affinity"
     assert f"CPU shares 0.5, 0.25 {message}" in run.text()

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from hetjax.processes import join
+from hetjax.comm import join
 from tests.launcher import launches
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")

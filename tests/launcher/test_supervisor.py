@@ -23,9 +23,9 @@ def check_noticed(began, noticed, age_secs):
 
 
 TOLD = """
-from hetjax.processes import endings
+from hetjax.liveness import exit_reports
 def tell(error):
-    endings.write(told("."), worker, endings.of_error(worker, error))
+    exit_reports.write(told("."), worker, exit_reports.of_error(worker, error))
 """
 GONE = f"""{TOLD}
 if worker == 0:
@@ -59,7 +59,7 @@ SILENT = "--heartbeat_secs=0.4 --start_secs=0.6 --max_restarts=0"
         # The killed one is the cause of what others raise later.
         (GONE, "--workers=2 --max_restarts=0", 1, [KILLED]),
         # One that never speaks.
-        ("time.sleep(600)", SILENT, 1, ["--start_secs=0.6 are allowed; a program without bea"]),
+        ("time.sleep(600)", SILENT, 1, ["--start_secs=0.6 are allowed; a program without hear"]),
         # Codes and ends that no restart mends.
         (INTERRUPTED, "--workers=2 --grace_secs=0.2", 130, ["worker 1 was interrupted"]),
         ("sys.exit(2) if worker else time.sleep(600)", "--workers=2 --grace_secs=0.2", 2,
@@ -115,7 +115,7 @@ def test_who_ignores_sigterm_is_killed_with_what_it_started(launch):
 def test_nothing_outlives_a_killed_launcher(launch):
     run = launch(STUBBORN, "--workers=2", "--cpus=0.3,0.3")
     run.wait_for("ready", 2)
-    assert len(list(run.tmp.iterdir())) == 2  # beacons, compiled programs
+    assert len(list(run.tmp.iterdir())) == 2  # heartbeats, compiled programs
     run.send(signal.SIGKILL)
     assert run.end() == -signal.SIGKILL
 
@@ -140,7 +140,7 @@ if attempt == 0:
     run.wait_for("hetjax.launch: worker 1 raised OSError: no such file:")
     run.wait_for("hetjax.launch:     File .*, in broken")
     run.wait_for("hetjax.launch:   OSError: no such file")
-    (run.beacons / "named").touch()
+    (run.heartbeats / "named").touch()
     assert run.end() == 0
     assert "worker 1 raised OSError: no such file; restart 1 of 3 from the las" in run.text()
     assert run.text().count("restart") == 1
@@ -157,7 +157,7 @@ sys.exit(5)
     pid = run.pids(2)[1]
     os.kill(pid, signal.SIGSTOP)
     launches.eventually(lambda: gang.is_stopped(pid))
-    (run.beacons / "stopped").touch()
+    (run.heartbeats / "stopped").touch()
     assert run.end() == 1
     assert "worker 1: stopped (SIGSTOP), and then worker 0 ended with exit code 5" in run.text()
 
@@ -234,7 +234,7 @@ def test_what_is_ignored_stays_ignored(launch):
     run.wait_for("ready", 2)
     run.send(signal.SIGHUP)
     os.kill(pids[1], signal.SIGHUP)
-    (run.beacons / "end").touch()
+    (run.heartbeats / "end").touch()
     assert run.end() == 0
     assert "saved" not in run.text()
 

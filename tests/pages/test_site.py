@@ -33,7 +33,7 @@ STANDS = {  # a part of CI: files that it stands on, and patterns of some that i
         r"hetjax/launcher/gang\.py|.*generated.*|.*\.jsonl",
     ),
     "engines": (
-        "hetjax/processes/join.py docs/schedulers.md experiments/drills/engine_slurm.py "
+        "hetjax/comm/join.py docs/schedulers.md experiments/drills/engine_slurm.py "
         "tests/engines/test_slurm.py .ci/engines",
         r"docs/quotas\.md|hetjax/quota/.*",
     ),

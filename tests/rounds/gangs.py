@@ -7,7 +7,8 @@ import sys
 import time
 
 import hetjax
-from hetjax.processes import join, membership
+from hetjax import process_info
+from hetjax.comm import join
 
 PATIENCE_SECS = 1200  # 30 are usual; a busy machine may need twenty times as long
 
@@ -53,7 +54,7 @@ def run(module, num_processes, directory, *arguments, **variables):
 
 def joined(process_id, num_processes, coordinator, workers=4):
     """In such a program: its place, once it has joined, with its part of so many CPU workers."""
-    place = membership.find(int(process_id), int(num_processes), coordinator)
+    place = process_info.find(int(process_id), int(num_processes), coordinator)
     join.join(place)
     hetjax.use_cpu_workers(workers // place.num_processes)
     return place

@@ -20,7 +20,7 @@ import numpy as np
 import optax
 
 import hetjax
-from hetjax.processes import exchange, shared_sums
+from hetjax.comm import shared_sums, socket_allgather
 from tests.own_parts import hessian_product, local_sgd
 from tests.rounds import gangs, problems
 
@@ -41,7 +41,7 @@ RULES = {
     "hessian_product": hessian_product_and_ones,
 }
 
-add_up, connect, post = shared_sums.add_up, exchange.connect, shared_sums.SharedSums.post
+add_up, connect, post = shared_sums.add_up, socket_allgather.connect, shared_sums.SharedSums.post
 connected, added = [], []
 
 
@@ -96,7 +96,7 @@ def products(data, weights, rounds=3, **fields):
 def main(process_id, num_processes, coordinator, cases, out):
     place = gangs.joined(process_id, num_processes, coordinator)
     jax.config.update("jax_enable_x64", True)
-    exchange.connect, shared_sums.add_up = recorded, counted
+    socket_allgather.connect, shared_sums.add_up = recorded, counted
     for name, fields in json.loads(pathlib.Path(cases).read_text()).items():
         last_round = fields.pop("last_round", None)
         update_secs = fields.pop("update_secs", [0.0] * place.num_processes)

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 import hetjax
-from hetjax.processes import interrupt
+from hetjax.liveness import interrupts
 from tests.rounds import problems
 
-ENDS = interrupt.ENDS
+ENDS = interrupts.ENDS
 
 
 def _with_a_nan():
@@ -52,7 +52,7 @@ def test_ctrl_c_is_raised_between_rounds_with_the_files_written(tmp_path):
 
 @pytest.mark.parametrize(
     ("number", "error"),
-    [(n, KeyboardInterrupt if n == signal.SIGINT else SystemExit) for n in interrupt.ENDS],
+    [(n, KeyboardInterrupt if n == signal.SIGINT else SystemExit) for n in interrupts.ENDS],
 )
 def test_a_signal_is_raised_with_the_result_so_far(number, error, monkeypatch, capsys):
     def press(line):
@@ -88,7 +88,7 @@ def test_a_handler_of_the_program_is_called_when_the_run_is_saved(numbers, tmp_p
     def hears(number, frame):
         heard.append((number, [path.name for path in (tmp_path / "checkpoints").iterdir()]))
 
-    with interrupt.handled_by(hears):
+    with interrupts.handled_by(hears):
         summary = short_fit(press, epochs=50, workdir=tmp_path).summary
     assert heard == [(numbers[-1], [f"{summary['rounds']:08d}"])]
     assert (summary["stopped_by"], summary["interrupted"]) == (numbers[-1].name, True)

@@ -7,9 +7,9 @@ import types
 import numpy as np
 import pytest
 
+from hetjax.comm import allgather_work, broadcast_once, file_store, key_value_store
 from hetjax.data import stream
 from hetjax.local import stepped
-from hetjax.processes import board, files, gathering, solutions
 from hetjax.rounds import run_state
 from tests.rounds import gangs
 
@@ -82,19 +82,21 @@ def test_programs_are_compared_with_those_of_one_platform(tmp_path, monkeypatch)
     """A function may look at the platform; data and parameters are alike on all."""
 
     def process(number, platform, **digests):
-        own = types.SimpleNamespace(client=files.Files(tmp_path), process_id=number)
-        monkeypatch.setattr(board, "runtime", lambda: own)
-        monkeypatch.setattr(board, "_boards", collections.Counter())
-        monkeypatch.setattr(board, "is_first", lambda: number == 0)
+        own = types.SimpleNamespace(client=file_store.FileStore(tmp_path), process_id=number)
+        monkeypatch.setattr(key_value_store, "runtime", lambda: own)
+        monkeypatch.setattr(key_value_store, "_boards", collections.Counter())
+        monkeypatch.setattr(key_value_store, "is_first", lambda: number == 0)
         monkeypatch.setattr("jax.default_backend", lambda: platform)
         digests = {"params": "p", "values": "v", "loss": "l"} | digests
-        gathering.check_same_parts(digests, holds_all=True)
+        allgather_work.check_same_parts(digests, holds_all=True)
 
     process(0, "cpu")
     process(1, "gpu", loss="g")
     process(2, "gpu", loss="g")
     process(3, "cpu")
-    with pytest.raises(gathering.DisagreementError, match="4 has another loss than process 1;"):
+    with pytest.raises(
+        allgather_work.DisagreementError, match="4 has another loss than process 1;"
+    ):
         process(4, "gpu", loss="l")
     with pytest.raises(ValueError, match="process 5 has other initial parameters than process 0"):
         process(5, "gpu", loss="g", params="q")
@@ -117,7 +119,7 @@ class Board:
 def solving():
     """What two processes ask: who solves, and who hears of it."""
     board = Board()
-    return [solutions.Solutions(leads=leads, board=board) for leads in (True, False)]
+    return [broadcast_once.BroadcastOnce(board, leads=leads) for leads in (True, False)]
 
 
 def test_one_process_solves_and_the_others_hear_of_it(solving):

@@ -18,7 +18,7 @@ from hetjax.bilevel.rounds import outer_steps as outer_steps_lib
 from hetjax.bilevel.rounds import run as run_lib
 from hetjax.inputs import refusals as inputs
 from hetjax.losses import named as named_lib
-from hetjax.records import evaluations, keeper
+from hetjax.records import checkpoint_manager, evaluations
 from hetjax.records import workdir as workdir_lib
 from hetjax.training import driver
 from hetjax.writers import background
@@ -158,7 +158,7 @@ def fit_bilevel(
                 begins=begins,
                 workers=workers,
                 frozen=frozen,
-                solved=functools.partial(keeper.kept_solutions, directory, resume=resume),
+                solved=functools.partial(checkpoint_manager.solved_in, directory, resume=resume),
                 **of_level,
                 **fields,
             )
@@ -190,7 +190,7 @@ def fit_bilevel(
 
 def _check_given(callbacks: Any, resume: Any, **counts: Any) -> None:
     inputs.check_callbacks(callbacks)
-    keeper.check_resume(resume, caller="fit_bilevel")
+    checkpoint_manager.check_resume(resume, caller="fit_bilevel")
     for name, count in counts.items():
         parts.integer(at_least=1).check(f"fit_bilevel: {name}", count)
 

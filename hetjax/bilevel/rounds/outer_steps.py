@@ -15,7 +15,7 @@ from hetjax.bilevel.rounds import outer_report, results, saving, setup
 from hetjax.bilevel.rounds import run as run_lib
 from hetjax.bilevel.rounds import summary as summary_lib
 from hetjax.checkpoints import checkpoint
-from hetjax.processes import gathering
+from hetjax.comm import allgather_work
 from hetjax.records import evaluations, workdir
 from hetjax.report import bilevel as report_lib
 from hetjax.rounds import judged, resume, round_report
@@ -108,7 +108,7 @@ class OuterSteps(task_lib.Task):
 
     # --- A step and what comes after it ---
 
-    def step(self, asks: task_lib.Asks, meanwhile: Callable[[], None]) -> gathering.Request:
+    def step(self, asks: task_lib.Asks, meanwhile: Callable[[], None]) -> allgather_work.Request:
         run, x = self._run, self.state.x  # which stays: the update makes another
         self._point = judged.of(x, self.state.opt)
         new, step = run.step(self.state, asks=asks)
@@ -116,7 +116,7 @@ class OuterSteps(task_lib.Task):
         _check(info, self.steps_done)
         self.state, self._step, self._x = new, step, x
         self._numbers = outer_report.numbers_of(info)
-        asked = gathering.Request.NOTHING
+        asked = allgather_work.Request.NOTHING
         for each in step.asked:
             asked |= each.report.asked
         return asked

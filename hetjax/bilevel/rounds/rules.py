@@ -36,7 +36,7 @@ class Point(NamedTuple):
     tangents: types.PyTree = ()  # (like x, like y), leaves [n, ...]
 
 
-class Sums(NamedTuple):
+class LevelSums(NamedTuple):
     """What a worker adds up."""
 
     answers: tuple[Answer, ...]  # `problem.summands`; of x the part that all examples share
@@ -101,16 +101,16 @@ def answering(
     """
     loss_fn = loss_of(problem, what.level)
 
-    def begin(shared: types.Shared, worker: tuple) -> tuple[tuple, Sums]:
+    def begin(shared: types.Shared, worker: tuple) -> tuple[tuple, LevelSums]:
         return worker, _zeros(what, shared.params, depends=depends)
 
     def add(
         shared: types.Shared,
         worker: tuple,
-        sums: Sums,
+        sums: LevelSums,
         microbatch: types.Microbatch,
         rng: jax.Array,
-    ) -> tuple[tuple, Sums]:
+    ) -> tuple[tuple, LevelSums]:
         point: Point = shared.params
         ids = jnp.asarray(microbatch.example_ids)
         losses = losses_lib.masked(loss_fn, microbatch, rng)
@@ -130,14 +130,14 @@ def answering(
         def add_rows(total: per_example.PerExample, part: per_example.PerExample) -> Any:
             return per_example.add_rows(total, part, what.level, ids)
 
-        return worker, Sums(
+        return worker, LevelSums(
             jax.tree.map(_added, sums.answers, found),
             jax.tree.map(add_rows, sums.own, own, is_leaf=per_example.is_one),
             _added(sums.loss_sum, loss_sum),
             _added(sums.weight_sum, weight_sum),
         )
 
-    def contributed(sums: Sums) -> tuple[tuple[Answer, ...], list[_Rows]]:
+    def contributed(sums: LevelSums) -> tuple[tuple[Answer, ...], list[_Rows]]:
         if not of_shards:
             return sums.answers, sums.own
         # Each worker divides by its own weight.
@@ -145,11 +145,11 @@ def answering(
         return (answer._replace(x=answer.x[0]),), [answer.x[1]]
 
     def finish(
-        shared: types.Shared, worker: tuple, sums: Sums
+        shared: types.Shared, worker: tuple, sums: LevelSums
     ) -> tuple[tuple, types.PyTree, jax.Array]:
         return worker, () if gossips else contributed(sums)[0], sums.weight_sum
 
-    def own_sums(sums: Sums) -> types.PyTree:
+    def own_sums(sums: LevelSums) -> types.PyTree:
         answers, rows = contributed(sums)
         return (answers if gossips else ()), rows
 
@@ -194,7 +194,7 @@ def answer_of(mean: types.PyTree, own: types.PyTree, x: types.PyTree, what: What
     return answer._replace(x=per_example.joined(x, *answer.x) if "x" in what.wrt else ())
 
 
-def _zeros(what: What, point: Point, *, depends: bool) -> Sums:
+def _zeros(what: What, point: Point, *, depends: bool) -> LevelSums:
     dtypes = map(jnp.result_type, jax.tree.leaves((point.x, point.y)))
     scalar = jnp.zeros((), trees.wider(*dtypes, jnp.float32))
     has_loss, has_tangents = what.kind in _WITH_LOSS, what.kind is Kind.TANGENTS
@@ -214,7 +214,7 @@ def _zeros(what: What, point: Point, *, depends: bool) -> Sums:
         elif has_tangents:
             row = jnp.zeros((what.num_tangents,), scalar.dtype)
             answers = *answers, *[here._replace(loss=row, y=tangents)] * 2
-    return Sums(*_parted(answers), scalar, scalar)
+    return LevelSums(*_parted(answers), scalar, scalar)
 
 
 def _added(total: jax.Array, part: jax.Array) -> jax.Array:

@@ -16,9 +16,10 @@ from hetjax.bilevel import machine, per_example
 from hetjax.bilevel.problem import LOWER, UPPER, Bilevel, What
 from hetjax.bilevel.rounds import level, stepping
 from hetjax.bilevel.rounds import setup as setup_lib
+from hetjax.comm import allgather_work
 from hetjax.inputs import extra_arguments
+from hetjax.liveness import blocking_waits
 from hetjax.losses import named as named_lib
-from hetjax.processes import gathering, waits
 from hetjax.rounds import judged, round_report
 from hetjax.rounds import state as state_lib
 
@@ -57,8 +58,8 @@ class OuterStep(NamedTuple):
     bytes_sent: float  # by all workers, in this step
 
 
-def _nothing() -> gathering.Request:
-    return gathering.Request.NOTHING
+def _nothing() -> allgather_work.Request:
+    return allgather_work.Request.NOTHING
 
 
 class BilevelRun:
@@ -87,8 +88,8 @@ class BilevelRun:
         self.cost = machine.cost(self._stepping.program)
         self._y_rows: types.PyTree = None
         self._gossips = self.setup.methods.reducer.mixing is not None
-        if not self.setup.company.meeting.alone:
-            gathering.check_same_parts(self.digests)
+        if not self.setup.company.communicator.alone:
+            allgather_work.check_same_parts(self.digests)
 
     @functools.cached_property
     def digests(self) -> dict[str, str]:
@@ -151,7 +152,7 @@ class BilevelRun:
 
     @jax.transfer_guard("allow")
     def step(
-        self, state: BilevelState, *, asks: Callable[[], gathering.Request] = _nothing
+        self, state: BilevelState, *, asks: Callable[[], allgather_work.Request] = _nothing
     ) -> tuple[BilevelState, OuterStep]:
         """One outer step: all requests of a hypergradient, each as a round, and the update of x.
 
@@ -220,7 +221,7 @@ class BilevelRun:
 
     def own_row(self, rows: types.PyTree) -> types.PyTree:
         """This process's first worker's, on the host."""
-        with waits.Wait("synchronise", is_vain=False):  # as of `Engine.settle`
+        with blocking_waits.Wait("synchronise", is_vain=False):  # as of `Engine.settle`
             return jax.device_get(mesh_lib.own_row(rows))
 
     def own_mean(self, rows: types.PyTree) -> types.PyTree:

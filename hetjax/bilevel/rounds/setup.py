@@ -91,9 +91,9 @@ def build(
             stack.enter_context(made[name].run)
         setup = made[LOWER].run.setup
         with naming("fit_bilevel"):
-            meeting = setup.company.meeting
-            if not meeting.has_collectives:
-                raise ValueError(f"{meeting.no_collectives}Take one process, local='virtual'")
+            communicator = setup.company.communicator
+            if not communicator.has_collectives:
+                raise ValueError(f"{communicator.no_collectives}Take one process, local='virtual'")
             _check_gate(made)
             first = sources.fetch(at_level[UPPER], np.arange(1))
             rows = per_example.rows(point.x, UPPER, jnp.arange(1))

@@ -19,7 +19,7 @@ from hetjax import trees, types
 from hetjax.bilevel import machine, per_example, vectors
 from hetjax.bilevel.problem import At, Kind
 from hetjax.bilevel.rounds import carried_leaves, rules
-from hetjax.processes import waits
+from hetjax.liveness import blocking_waits
 from hetjax.rounds import reduce
 from hetjax.topology import gossip, reducers
 
@@ -309,7 +309,7 @@ def _on_rows(
     jitted = jax.jit(run, donate_argnums=donate)
 
     def waited_for(*arguments: Any) -> Any:
-        with waits.Wait("synchronise"):
+        with blocking_waits.Wait("synchronise"):
             return jitted(*arguments)
 
     return waited_for
@@ -326,7 +326,7 @@ def _strong(tree: types.PyTree) -> types.PyTree:
 
 def first(rows: jax.Array) -> Any:
     """The number of this process's first worker, on the host."""
-    with waits.Wait("synchronise"):
+    with blocking_waits.Wait("synchronise"):
         return jax.device_get(rows.addressable_shards[0].data).reshape(-1)[0]
 
 

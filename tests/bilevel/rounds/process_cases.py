@@ -18,8 +18,10 @@ import jax
 import numpy as np
 
 import hetjax
+from hetjax import process_info
 from hetjax.bilevel.rounds import stepping
-from hetjax.processes import join, membership, notices
+from hetjax.comm import join
+from hetjax.liveness import stall_reporter
 from hetjax.rounds import state as state_lib
 from tests.bilevel.rounds import problems, test_fitting
 
@@ -46,11 +48,11 @@ def come_late(place, said):
 
 
 def main(process_id, num_processes, coordinator, cases, out):
-    place = membership.find(int(process_id), int(num_processes), coordinator)
+    place = process_info.find(int(process_id), int(num_processes), coordinator)
     join.join(place)
     hetjax.use_cpu_workers(4 // place.num_processes)
     jax.config.update("jax_enable_x64", True)
-    notices.PERIOD_SECS = 1.0
+    stall_reporter.PERIOD_SECS = 1.0
     for name, case in json.loads(pathlib.Path(cases).read_text()).items():
         kind, steps = case.pop("kind"), case.pop("steps")
         if (late := case.pop("late", None)) and place.process_id:

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from hetjax.records import keeper
+from hetjax.records import checkpoint_manager
 from tests.bilevel.rounds import problems
 from tests.bilevel.rounds.test_fitting import fit, same
 
@@ -27,14 +27,16 @@ def test_a_finished_run_is_written_over_by_the_same_call_alone(tmp_path):
 
 
 def test_a_save_that_is_due_is_done_once(tmp_path, monkeypatch):
-    due, saved, save = iter([True]), [], keeper.Keeper.save
+    due, saved, save = iter([True]), [], checkpoint_manager.CheckpointManager.save
 
     def noted(self, arrays, about):
         saved.append(about["rounds"])
         save(self, arrays, about)
 
-    monkeypatch.setattr(keeper.Keeper, "is_due", lambda self: next(due, False))  # after a step
-    monkeypatch.setattr(keeper.Keeper, "save", noted)
+    monkeypatch.setattr(
+        checkpoint_manager.CheckpointManager, "is_due", lambda self: next(due, False)
+    )  # after a step
+    monkeypatch.setattr(checkpoint_manager.CheckpointManager, "save", noted)
     fit(workdir=tmp_path, steps=4)
     assert saved == [2, 4]  # by the next step, which all processes hear of; at the end
 

@@ -1,0 +1,16 @@
+"""How the processes of a run communicate: who belongs to it, and what they tell each other.
+
+- `communicator` is what the rounds know of other processes: who is there, messages, sums, rows to
+  neighbours. `backends` has its implementations for processes that are joined, and chooses;
+  `elastic` has the one for processes of one machine that come and go.
+- `join` makes a process one of several; `hosts` says on which machine each runs, and whether all
+  can be reached; `gpus` which GPUs a process sees, and whether processes share one.
+- `key_value_store` holds small values that all processes see; `file_store` does so in a directory.
+- `membership` says who takes part in a run whose processes come and go; `state_transfer` hands the
+  state to a newcomer.
+- `allgather_work` tells all what each did in a round; `socket_allgather` carries it on one machine.
+- `shared_sums` and `elastic_sums` add up in memory that processes share, in a `double_buffer`.
+- `broadcast_once` are numbers that one process computes for all.
+
+Bytes, JSON values and arrays go in and out. It knows no round.
+"""

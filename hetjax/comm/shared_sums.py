@@ -1,0 +1,178 @@
+"""Adds up what the workers contribute in memory that the processes of one machine share.
+
+Sums through sockets, as in a cluster, cost every process much of its processor time, and the round
+waits for the process with the least. So every process copies its own contribution into a file that
+all have mapped, before the gathering at the end of the local phase (`gathering.py`). Afterwards the
+process whose time is the cheapest adds them up there, in the order of the workers. Rounds use two
+places of the file in turn, so a process that is ahead overwrites nothing.
+
+Where the processes are on several machines, each machine has such a file, and its first process
+adds the totals of the machines up over the network.
+"""
+
+import mmap
+import os
+from collections.abc import Callable, Sequence
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from hetjax import memory, trees, types
+from hetjax import mesh as mesh_lib
+from hetjax.comm import communicator, double_buffer, socket_allgather
+
+_MOST_BYTES = 1 << 30  # of the file: larger sums are left to the sockets
+_BLOCK = 1 << 15  # numbers that are added up at a time, in the cache
+
+
+class HostSums(communicator.Sums):
+    """Sums that the host has added up before the sync phase begins, in one vector."""
+
+    meet_before = True
+    _like: types.PyTree  # of the shapes of what a worker contributes
+
+    def totals(
+        self, contributed: types.Contribution, metrics: types.SyncMetrics
+    ) -> tuple[types.PyTree, jax.Array]:
+        return trees.of_vector(contributed.sums, self._like), metrics.weight_sum
+
+
+class SharedSums(HostSums):
+    """The sums by way of the file, as one process has it; see above.
+
+    Args:
+        file: open in this process, of `new_file`. It is closed here.
+        mesh: the worker mesh.
+        like: a pytree of the shapes of what a worker contributes; all of one type.
+        sockets: to the other processes of this machine.
+        across: makes a machine's total that of all machines, where there are several.
+    """
+
+    def __init__(
+        self,
+        file: int,
+        mesh: Mesh,
+        like: types.PyTree,
+        sockets: socket_allgather.SocketAllGather,
+        across: Callable[[np.ndarray], None] | None = None,
+    ) -> None:
+        self._mesh, self._like, self._sockets, self._across = mesh, like, sockets, across
+        self._workers = mesh_lib.own_workers(mesh)
+        self._of_machine = _of_machine(mesh, sockets)
+        (dtype,) = {leaf.dtype for leaf in jax.tree.leaves(like)}
+        size = sum(leaf.size for leaf in jax.tree.leaves(like))
+        num_rows = len(self._of_machine)
+        try:
+            mapped = mmap.mmap(file, _num_bytes(like, num_rows))
+        finally:
+            os.close(file)
+        # For each of two rounds: the workers' rows, and behind them the total.
+        places = np.frombuffer(mapped, dtype).reshape(2, num_rows + 1, -1)[:, :, :size]
+        self._rounds = [(place[:-1], place[-1]) for place in places]
+
+    def post(self, contributed: types.Contribution) -> None:
+        self._rounds.reverse()
+        for worker, row in zip(self._workers, mesh_lib.worker_rows(contributed.sums), strict=True):
+            parts = [np.asarray(leaf).reshape(-1) for leaf in jax.tree.leaves(row)]
+            np.concatenate(parts, out=self._rounds[0][0][self._of_machine.index(worker)])
+
+    def total(self, contributed: types.Contribution, host_secs: np.ndarray) -> types.Contribution:
+        """With `sums` `[W, P]`: each worker has the total, its leaves one after the other.
+
+        JAX reads it where it lies, in the file. The process that needed the least time between its
+        last two local phases adds up, since its time is the cheapest. While that is not known (all
+        `host_secs` are 0), process 0 does, and of several machines the first process of each. The
+        others wait for it.
+
+        Raises:
+            LostProcessError: a process has ended.
+        """
+        rows, total = self._rounds[0]
+        process = self._sockets.processes[0]
+        if self._across is None:
+            cheapest = self._of_machine[int(np.argmin(host_secs[self._of_machine]))]
+            process = self._mesh.devices[cheapest].process_index
+        if process == jax.process_index():
+            add_up(list(rows), total)
+            if self._across is not None:
+                self._across(total)
+        self._sockets.follow(process)
+        devices = [self._mesh.devices[worker] for worker in self._workers]
+        parts = [jax.device_put(total[None], device) for device in devices]
+        return contributed._replace(sums=mesh_lib.join_rows(parts, self._mesh))
+
+
+def _of_machine(mesh: Mesh, sockets: socket_allgather.SocketAllGather) -> list[int]:
+    """The workers of this machine, in order."""
+    processes = set(sockets.processes)
+    return [w for w, device in enumerate(mesh.devices) if device.process_index in processes]
+
+
+def add_up(rows: Sequence[np.ndarray], total: np.ndarray) -> None:
+    """Makes `total` the sum of the rows, one after the other."""
+    for start in range(0, total.size, _BLOCK):
+        block = slice(start, start + _BLOCK)
+        part = total[block]
+        np.copyto(part, rows[0][block])
+        for row in rows[1:]:
+            part += row[block]
+
+
+def _num_bytes(like: types.PyTree, num_workers: int) -> int:
+    row = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(like))
+    return (
+        2 * (num_workers + 1) * -(-row // double_buffer.ALIGNED) * double_buffer.ALIGNED
+        if row
+        else 0
+    )
+
+
+def new_file(num_bytes: int) -> int | None:
+    """A file in memory that has no name, so that nothing of it stays; None: there is no room.
+
+    It does not lie in `/dev/shm`, which is small in many containers.
+    """
+    free = memory.free_bytes()  # more would not fail: the system would kill a process
+    if not hasattr(os, "memfd_create") or (free is not None and num_bytes > free // 2):
+        return None
+    file = os.memfd_create("hetjax-sums")
+    try:
+        os.posix_fallocate(file, 0, num_bytes)  # without it, no room would be SIGBUS later
+    except OSError:
+        os.close(file)
+        return None
+    return file
+
+
+def file_of_machine(
+    mesh: Mesh, like: types.PyTree, sockets: socket_allgather.SocketAllGather
+) -> int | None:
+    """A file in memory for the sums, which the first process of a machine hands out to the others.
+
+    Args:
+        mesh: the worker mesh.
+        like: a pytree of the shapes and types of what a worker contributes.
+        sockets: between the processes of this machine.
+
+    Returns:
+        The file, open in this process; None in all processes where the sums do not fit into one,
+        and are left to the collectives.
+
+    Raises:
+        LostProcessError: a process has ended.
+    """
+    dtypes = {leaf.dtype for leaf in jax.tree.leaves(like)}
+    num_bytes = _num_bytes(like, len(_of_machine(mesh, sockets)))
+    if (
+        len(dtypes) > 1
+        or not dtypes <= {np.dtype(np.float32), np.dtype(np.float64)}
+        or not 0 < num_bytes <= _MOST_BYTES
+    ):
+        return None
+    first = sockets.processes[0]
+    if jax.process_index() != first:
+        return sockets.take(first)
+    file = new_file(num_bytes)
+    sockets.hand_out(file)
+    return file

@@ -1,0 +1,178 @@
+"""Looks after workers that come and go (`--runtime=apart`): one that dies is started anew, alone.
+
+Exit codes beside those of `supervisor`: 75 was late and is left out, to be started anew; 76 left as
+it was asked to. A worker that tells why it ends (it raised) ends the attempt, as in any run.
+"""
+
+import contextlib
+import json
+import logging
+import os
+import shutil
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from hetjax.comm import file_store, membership
+from hetjax.comm.membership import LEFT_OUT, OWN_WORK, REMOVED
+from hetjax.launcher import faults, gang, seats, supervisor
+from hetjax.liveness import heartbeats
+
+logger = logging.getLogger(__name__)
+
+_OWN = set(OWN_WORK) - {"starting"}  # for which there is --start_secs
+
+
+class ElasticSupervisor(supervisor.Supervisor):
+    """As its base, of one run apart, in whose directory users ask."""
+
+    def run(self) -> int:
+        where = seats.directory_of_runs()
+        with supervisor.directory("hetjax-run-", self._guardian, where) as self.run_directory:
+            (self.run_directory / seats.ASKS).mkdir(mode=0o700)
+            self._asks = file_store.FileStore(self.run_directory / seats.ASKS)
+            logger.info(
+                f"workers come and go by --add={self.run_directory} and "
+                f"--remove={self.run_directory}:WORKER"
+            )
+            return super().run()
+
+    def _environments(self, common: Mapping[str, str]) -> list[dict[str, str]]:
+        attempt, num_workers = common["HETJAX_ATTEMPT"], self._options.num_workers
+        most = self._options.max_workers or num_workers
+        if int(attempt):
+            shutil.rmtree(self.run_directory / str(int(attempt) - 1), ignore_errors=True)
+            logger.warning(
+                f"workers 0 to {num_workers - 1} begin; added and removed workers are not known"
+            )
+        self._seats = seats.Seats(self.run_directory / attempt, num_workers, most)
+        self._common, self._has_finished = dict(common), False
+        self._slept: dict[int, float] = {}  # since when workers are stopped, monotonic seconds
+        return [{**common, **self._seats.take(seat)} for seat in range(num_workers)]
+
+    def _start(self, seat: int) -> None:
+        with contextlib.suppress(FileNotFoundError):  # what its last process said is not its own
+            heartbeats.path(self._directory, seat).unlink()
+        self._workers.start(seat, {**self._common, **self._seats.take(seat)})
+
+    def _take(self, event: Any) -> None:
+        if isinstance(event, gang.WorkerExit):
+            leaves = event.worker not in self._seats.staying()
+            self._seats.over(event.worker, killed=event.returncode < 0)
+            is_ending = self._verdict or self._faults or self._stop_code
+            if not is_ending and self._goes_on(event, leaves=leaves):
+                return
+            if is_ending and event.returncode in (LEFT_OUT, REMOVED):  # in no round of the others
+                self._workers.ended(event.worker)
+                return
+        super()._take(event)
+
+    def _goes_on(self, event: gang.WorkerExit, *, leaves: bool) -> bool:
+        """Whether the run goes on without a process that has ended, or with another in its seat."""
+        worker, code, options = event.worker, event.returncode, self._options
+        is_killed, has_begun = code < 0, self._seats.has_begun()
+        self._has_finished |= code == 0 and self._seats.has_ended()
+        if code == 0 and has_begun and not self._has_finished:
+            logger.info(f"worker {worker} ended before the run, without a fault; its seat is empty")
+        if not is_killed and code not in (LEFT_OUT, REMOVED):
+            return False
+        most = options.max_restarts
+        is_spent = is_killed and self._restarts >= most
+        if is_spent and worker == 0 and not has_begun:
+            return False  # the others would wait for what it has to say
+        if is_killed and has_begun and not (self._has_finished or self._seats.hold_state()):
+            return False  # those that are left have only begun to start
+        self._workers.ended(worker)
+        told = f"{supervisor.end_of(event)}; the others go on; "
+        if code == REMOVED or (leaves and not self._has_finished):
+            logger.info(f"worker {worker} has left; its seat is empty")
+        elif self._has_finished:
+            logger.warning(f"{supervisor.end_of(event)} while the others ended")
+        elif code == LEFT_OUT:
+            logger.warning(f"worker {worker} was late and left out; it is started anew")
+            self._start(worker)
+        elif not is_spent:
+            self._restarts += 1
+            logger.warning(f"{told}restart {self._restarts} of {most}")
+            self._start(worker)
+        else:
+            logger.warning(f"{told}its seat stays empty: --max_restarts={most} are spent")
+        if not (self._workers.running or self._has_finished):
+            self._verdict = supervisor.Verdict(1, "no worker is left", restart=True)
+        return True
+
+    def _fault(
+        self, snapshots: Mapping[int, heartbeats.Snapshot | None], stopped: set[int]
+    ) -> faults.Fault | None:
+        """The others leave out one that sleeps; it is at fault when it sleeps long. One that was
+        started late has its time, and so has one that does work of its own."""
+        now, options = time.monotonic(), self._options
+        self._slept = {k: self._slept.get(k, now) for k in stopped}
+        for worker, since in self._slept.items():
+            secs = now - since
+            if self._has_finished or worker not in self._seats.staying():
+                self._workers.kill_one(worker)
+            elif secs > faults.FAULT_HEARTBEATS * options.heartbeat_secs:
+                return faults.Fault(worker, f"worker {worker}: stopped (SIGSTOP) for {secs:.0f} s")
+        looked_at = {
+            worker: said and _excused(said, now)
+            for worker, said in snapshots.items()
+            if worker not in stopped
+            and (said is not None or self._seats.began[worker] < now - options.start_secs)
+        }
+        return super()._fault(looked_at, set())
+
+    def _condemn(self, fault: faults.Fault) -> None:
+        if fault.process is None:
+            super()._condemn(fault)
+        else:
+            self._workers.kill_one(fault.process)
+
+    def _hear(self) -> None:
+        super()._hear()
+        for key, request in self._asks.key_value_dir_get("ask/"):
+            self._asks.key_value_delete(key)
+            try:
+                is_done, text = True, self._done(json.loads(request))
+                logger.info(text)
+            except ValueError as error:
+                is_done, text = False, str(error)
+            self._asks.key_value_set(key.replace("ask/", "answer/"), json.dumps([is_done, text]))
+
+    def _done(self, request: Mapping[str, Any]) -> str:
+        """Does what a user asks; says so.
+
+        Raises:
+            ValueError: it cannot be done.
+        """
+        if (worker := request.get("remove")) is not None:
+            if worker not in self._seats.start_of:
+                there = ", ".join(map(str, sorted(self._seats.start_of)))
+                raise ValueError(f"worker {worker} does not run; there are {there}")
+            if self._seats.staying() <= {worker}:
+                raise ValueError(f"worker {worker} is the last; end the run by Ctrl-C")
+            self._seats.ask_to_leave(worker)
+            return f"worker {worker} is to leave after its round"
+        if (seat := self._seats.free()) is None:
+            most = self._options.max_workers or self._options.num_workers
+            raise ValueError(f"all {most} seats are taken; start the run with more --max_workers")
+        if self._has_finished or self._verdict or self._faults or self._stop_code:
+            raise ValueError("the run is at its end")
+        if (share := request["cpus"]) is not None:
+            self._shares.give(seat, share, self._seats.start_of)
+        elif self._options.cpus:
+            self._shares.give(seat, 1.0, self._seats.start_of)
+        for group in self._shares.groups:
+            self._guardian.add("control_group", group)
+        self._start(seat)
+        return f"worker {seat} is started"
+
+
+def _excused(said: heartbeats.Snapshot, now: float) -> heartbeats.Snapshot:
+    """What a process said, as if work of its own, which may take its time, had just begun."""
+    busy_secs = float(os.environ.get("HETJAX_BUSY_SECS", membership.BUSY_SECS))
+    entries = [
+        e._replace(since=said.alive) if e.phase in _OWN and now - e.since < busy_secs else e
+        for e in said.entries
+    ]
+    return said._replace(entries=tuple(entries))
