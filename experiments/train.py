@@ -15,8 +15,8 @@ from absl import flags, logging
 
 from experiments import command_line, config_flag
 from hetjax import paths, process_info
-from hetjax.comm import join
-from hetjax.liveness import exit_reports, failure_detector
+from hetjax.comm import join, runtime
+from hetjax.liveness import exit_reports
 
 config_flag.define()
 _WORKDIR = flags.DEFINE_string("workdir", None, "Directory of this run; made if it is missing.")
@@ -105,7 +105,7 @@ def main(argv: list[str]) -> None:
             raise
         from experiments import own
 
-        failure_detector.tell(f"refused its input: {error}", code=2)
+        runtime.current().detector.tell(f"refused its input: {error}", code=2)
         _end(own.told(error))
     if place is None or place.process_id == 0:
         from hetjax.records import results

@@ -24,9 +24,9 @@ from absl import flags, logging
 from experiments import command_line, config_flag
 from experiments.bilevel import settings
 from hetjax import process_info
-from hetjax.comm import join
+from hetjax.comm import join, runtime
 from hetjax.config import recorded
-from hetjax.liveness import exit_reports, failure_detector
+from hetjax.liveness import exit_reports
 from hetjax.records import checkpoint_manager, lock
 from hetjax.records import workdir as workdir_lib
 
@@ -234,7 +234,7 @@ def main(argv: list[str]) -> None:
             raise
         from experiments import own
 
-        failure_detector.tell(f"refused its input: {error}", code=2)
+        runtime.current().detector.tell(f"refused its input: {error}", code=2)
         _end(own.told(error))
     if summary:
         print(table(summary))

@@ -17,21 +17,24 @@ import os
 import shutil
 import sys
 from collections.abc import Sequence
+from types import MappingProxyType
 
 from hetjax.comm import join
 from hetjax.launcher import cpu_shares, elastic, seats, supervisor
 
-_FLAGS = {
-    "max_restarts": "how often all may be started again (%(default)s)",
-    "heartbeat_secs": "what hangs is noticed within two of these (%(default)s)",
-    "start_secs": "how long a worker may take to start and compile (%(default)s); inf for programs "
-    "that do not say what they do",
-    "grace_secs": "between SIGTERM and SIGKILL (%(default)s); three times as long to end the round "
-    "when the launcher itself gets it or the like, and longer while a worker saves",
-    "host": "where the coordinator listens (%(default)s: only for this machine)",
-    "port": "the coordinator's port until the first restart (a free one)",
-    "max_workers": "seats of a run apart, for workers that come later (--workers)",
-}
+_FLAGS = MappingProxyType(
+    {
+        "max_restarts": "how often all may be started again (%(default)s)",
+        "heartbeat_secs": "what hangs is noticed within two of these (%(default)s)",
+        "start_secs": "how long a worker may take to start and compile (%(default)s); inf for "
+        "programs that do not say what they do",
+        "grace_secs": "between SIGTERM and SIGKILL (%(default)s); three times as long to end the "
+        "round when the launcher itself gets it or the like, and longer while a worker saves",
+        "host": "where the coordinator listens (%(default)s: only for this machine)",
+        "port": "the coordinator's port until the first restart (a free one)",
+        "max_workers": "seats of a run apart, for workers that come later (--workers)",
+    }
+)
 """Help of the flags that are fields of `supervisor.Options`, which has their types and defaults."""
 
 

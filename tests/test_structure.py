@@ -29,7 +29,7 @@ TEST_FILES = {
 PUBLIC = {"_replace", "_asdict", "_make", "_fields", "_field_defaults", "_exit"}
 # What other libraries give no public name.
 NOT_OURS = {
-    "hetjax/comm/key_value_store.py": {"_src"},  # of jax
+    "hetjax/comm/runtime.py": {"_src"},  # of jax
     "hetjax/compiled.py": {"_src"},  # of jax
     "hetjax/process_info.py": {"_inheriting"},  # of multiprocessing
     "hetjax/zoo/builders/prepared.py": {"_active"},  # of tensorflow_datasets
@@ -163,6 +163,73 @@ def test_files_are_short():
     lengths = {n: len(p.read_text().splitlines()) for n, p in (FILES | TEST_FILES).items()}
     too_long = {name: n for name, n in lengths.items() if n > MOST_FILE_LINES}
     assert too_long.keys() == LONG_FILES_NOW, too_long
+
+
+# What a module keeps
+
+WITHOUT_STATE = re.compile(r"hetjax/(comm|liveness|launcher|ray)/|hetjax/launch.py")
+MAKE_CONSTANTS = ("MappingProxyType", "frozenset", "logging.getLogger", "slice", "struct.Struct")
+# Of a process there is one.
+KEPT = {
+    "hetjax/comm/runtime.py": ["@functools.cache current"],
+    "hetjax/liveness/blocking_waits.py": ["@functools.cache of_process"],
+}
+
+
+def may_change(value):
+    if isinstance(value, ast.Call):
+        return ast.unparse(value.func) not in MAKE_CONSTANTS
+    if isinstance(value, ast.Subscript | ast.Lambda):  # a type, a function
+        return False
+    displays = ast.Dict | ast.List | ast.Set | ast.DictComp | ast.ListComp | ast.SetComp
+    return isinstance(value, displays) or any(map(may_change, ast.iter_child_nodes(value)))
+
+
+def kept(tree):
+    """What is no constant of a module or of its classes: values, caches, names that are set anew,
+    here or from another module."""
+    imported_here = {
+        alias.asname or alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("hetjax")
+        for alias in node.names
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Global):
+            yield ast.unparse(node)
+        for made_by in getattr(node, "decorator_list", []):
+            if re.search(r"\b(lru_)?cache\b", text := ast.unparse(made_by)):
+                yield f"@{text} {node.name}"
+        if isinstance(node, ast.Module | ast.ClassDef):
+            for each in node.body:
+                is_set = isinstance(each, ast.Assign | ast.AnnAssign) and each.value is not None
+                if is_set and may_change(each.value):
+                    yield ast.unparse(each)
+        is_set = isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+        if is_set and ast.unparse(node.value) in imported_here:
+            yield ast.unparse(node)
+
+
+@pytest.mark.parametrize("name", [*filter(WITHOUT_STATE.match, FILES)])
+def test_rooms_of_processes_keep_no_state_in_modules(name):
+    assert list(kept(parsed(FILES[name]))) == KEPT.get(name, [])
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("A: tuple = (1, 'b', -2 ** 3)\nB = f'{A}'\nC = frozenset({1})\nD = list[int]", []),
+        ("_hosts: dict[int, str] = {}", ["_hosts: dict[int, str] = {}"]),
+        ("_known = (1, [])", ["_known = (1, [])"]),
+        ("_asked = queue.SimpleQueue[int]()", ["_asked = queue.SimpleQueue[int]()"]),
+        ("class A:\n    seen = set()", ["seen = set()"]),
+        ("_own = None\ndef f():\n    global _own\n    _own = 1", ["global _own"]),
+        ("@functools.cache\ndef f(): return []", ["@functools.cache f"]),
+        ("from hetjax.comm import join\ndef f(): join.own = 1", ["join.own"]),
+    ],
+)
+def test_what_a_module_keeps_is_found(text, found):
+    assert list(kept(ast.parse(text))) == found
 
 
 # Circles of imports

@@ -26,7 +26,7 @@ import optax
 
 import hetjax
 from hetjax.checkpoints import files as checkpoint_files
-from hetjax.comm import double_buffer, elastic, elastic_sums, shared_sums, state_transfer
+from hetjax.comm import double_buffer, elastic, elastic_sums, runtime, shared_sums, state_transfer
 from hetjax.comm import membership as membership_lib
 from hetjax.records import checkpoint_manager, workdir
 
@@ -374,8 +374,8 @@ def main(directory: pathlib.Path) -> None:
     """Trains until there is a file `over`."""
     jax.config.update("jax_enable_x64", True)
     hetjax.join_processes()
-    place = membership_lib.own()
-    assert place is not None
+    place = runtime.current().membership
+    assert isinstance(place, membership_lib.MembershipClient)
     worker = Worker(directory, place)
     wrap(worker)
 

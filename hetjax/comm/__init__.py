@@ -1,5 +1,6 @@
 """How the processes of a run communicate: who belongs to it, and what they tell each other.
 
+- `runtime` is what this process is in its run, and all state that it keeps of that.
 - `communicator` is what the rounds know of other processes: who is there, messages, sums, rows to
   neighbours. `backends` has its implementations for processes that are joined, and chooses;
   `elastic` has the one for processes of one machine that come and go.

@@ -18,6 +18,7 @@ from hetjax import mesh as mesh_lib
 from hetjax import types
 from hetjax.comm import communicator as communicator_lib
 from hetjax.comm import key_value_store as store_lib
+from hetjax.comm import runtime
 from hetjax.topology import reducers
 
 _PATIENCE_SECS = 600.0
@@ -101,9 +102,9 @@ def check_same_parts(
 def _compare(what: str, own: dict[str, Any], programs: dict[str, str]) -> None:
     """Compares JSON values, by name, with those of process 0, and programs with those of the first
     process of this platform."""
-    board, own_id = store_lib.KeyValueStore(what), store_lib.runtime().process_id
+    board, own_id = store_lib.KeyValueStore(what), runtime.current().process_id
     own, here = json.loads(json.dumps(own)), [own_id, programs]  # as others hear it
-    if store_lib.is_first():
+    if runtime.current().is_first:
         board.post(jax.default_backend(), here)
         board.post("all", own)
         return

@@ -20,7 +20,7 @@ from jax.sharding import PartitionSpec as P
 from hetjax import executor, types
 from hetjax import mesh as mesh_lib
 from hetjax.comm import communicator as communicator_lib
-from hetjax.comm import elastic, gpus, join, membership, shared_sums, socket_allgather
+from hetjax.comm import gpus, join, runtime, shared_sums, socket_allgather
 from hetjax.comm import key_value_store as store_lib
 from hetjax.liveness import blocking_waits
 
@@ -52,7 +52,7 @@ class Collectives(communicator_lib.Communicator):
     def close(self) -> None:
         """Waits until process 0 has written all that the run leaves, however long that takes."""
         board = store_lib.KeyValueStore("written")
-        if store_lib.is_first():
+        if runtime.current().is_first:
             board.post("all", True)
         board.wait("all", float("inf"), what="write what the run leaves")
 
@@ -157,9 +157,8 @@ def make(mesh: Mesh | None, num_workers: int) -> communicator_lib.Communicator:
         mesh: the worker mesh; None for the array form, which has one process.
         num_workers: W.
     """
-    if (own_place := membership.own()) is not None:
-        assert mesh is not None
-        return elastic.Elastic(own_place.taken(), mesh)
+    if mesh is not None and (membership := runtime.current().membership) is not None:
+        return membership.communicator(mesh)
     if mesh is None or len(mesh_lib.own_workers(mesh)) == mesh.size:
         return communicator_lib.Communicator(num_workers)
     machines, own = join.machines(), jax.process_index()

@@ -6,7 +6,6 @@ neither bus ids nor UUIDs in what its stubs declare. Two parts of a GPU (MIG) co
 """
 
 import ctypes
-import functools
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -21,7 +20,6 @@ class Used(NamedTuple):
     names: list[str]  # by their numbers and the variables of the environment
 
 
-@functools.cache
 def visible() -> list[str]:
     """The bus id of each GPU that CUDA shows this process, by its number; []: none can be read."""
     if os.environ.get("JAX_PLATFORMS") == "cpu":

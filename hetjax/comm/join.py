@@ -6,6 +6,7 @@
 import contextlib
 import logging
 import os
+import pathlib
 import socket
 import sys
 import threading
@@ -14,14 +15,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from hetjax import process_info
-from hetjax.comm import gpus, hosts, membership
+from hetjax.comm import gpus, hosts, membership, runtime
 from hetjax.comm import key_value_store as store_lib
-from hetjax.liveness import blocking_waits, stall_reporter
+from hetjax.liveness import blocking_waits, failure_detector, stall_reporter
 
 logger = logging.getLogger(__name__)
-
-_is_alone = False  # this process is to train alone, as `membership` said
-_hosts: dict[int, hosts.Host] = {}  # of each process, when all have told theirs
 
 
 @contextlib.contextmanager
@@ -49,20 +47,23 @@ def join(member: process_info.ProcessInfo | None) -> None:
     """
     import jax
 
-    is_child = process_info.is_child()
-    if not is_child and (own := membership.of_environment()) is not None:
-        store_lib.detect_failures()
-        _take_gpu([gpus.visible()] * own.num_processes, own.process_id)
+    from hetjax.comm import elastic
+
+    own, is_child = runtime.current(), process_info.is_child()
+    if not is_child and own.membership is None:
+        own.membership = membership.of_environment(elastic.Elastic)
+    if not is_child and own.seats:
+        _detect_failures()
+        _take_gpu([gpus.visible()] * own.seats, own.process_id)
         return
     if member is None:
-        global _is_alone
-        _is_alone = True
+        own.is_alone = True
         if not is_child and len(os.environ.get("TPU_WORKER_HOSTNAMES", "").split(",")) > 1:
             jax.distributed.initialize()
-            store_lib.detect_failures()
+            _detect_failures()
         return
     if jax.distributed.is_initialized():
-        store_lib.detect_failures()
+        _detect_failures()
         return
     jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM from us
     text = os.environ.get("HETJAX_START_SECS", "300")
@@ -86,10 +87,10 @@ def join(member: process_info.ProcessInfo | None) -> None:
             )
     except (RuntimeError, ValueError) as error:
         raise ValueError(_not_joined(member, str(error).splitlines()[0])) from error
-    store_lib.detect_failures()
+    _detect_failures()
     _tell_hosts()
     processes = next(some for some in machines() if member.process_id in some)
-    seen = [_hosts[process].gpus for process in processes]
+    seen = [own.hosts[process].gpus for process in processes]
     _take_gpu(seen, processes.index(member.process_id), is_guess=member.finder is not None)
 
 
@@ -101,15 +102,30 @@ def _take_gpu(seen: Sequence[Sequence[str]], index: int, *, is_guess: bool = Fal
     jax.config.update(name, gpus.own(seen, index, chosen=jax.config.read(name), is_guess=is_guess))
 
 
+def _detect_failures() -> None:
+    """Begins to watch the other processes of this one's run; later calls do nothing."""
+    own, directory = runtime.current(), os.environ.get("HETJAX_BEACONS")
+    if not own.detector.is_watching:
+        detector = failure_detector.FailureDetector(
+            own.process_id,
+            own.num_processes,
+            store_lib.KeyValueStore("endings"),
+            pathlib.Path(directory) if directory else None,
+            own.roster,
+        )
+        own.detector = detector
+        detector.begin()
+
+
 def _tell_hosts() -> None:
     """Tells all processes on which machine each of them is, and which GPUs it sees there."""
-    if _hosts:
+    own, here = runtime.current(), hosts.own_host()
+    if own.hosts:
         return
-    own, here = store_lib.runtime(), hosts.own_host()
     asked = range(own.num_processes), float("inf")  # they may load their data first
     what = "say on which machine it is"
     told = store_lib.KeyValueStore("hosts").gather(own.process_id, here, *asked, what=what)
-    _hosts.update({process: hosts.Host(*host) for process, host in told.items()})
+    own.hosts = {process: hosts.Host(*host) for process, host in told.items()}
 
 
 def machines() -> list[list[int]]:
@@ -118,14 +134,14 @@ def machines() -> list[list[int]]:
     Processes in two network namespaces are on two machines.
     """
     found: dict[str, list[int]] = {}
-    for process, host in _hosts.items():
+    for process, host in runtime.current().hosts.items():
         found.setdefault(host.machine, []).append(process)
     return list(found.values())
 
 
 def processes_of_machine() -> int:
     """How many processes of this run are on this machine, this one too."""
-    own = store_lib.runtime().process_id
+    own = runtime.current().process_id
     return next((len(processes) for processes in machines() if own in processes), 1)
 
 
@@ -159,12 +175,12 @@ def _waited_for(member: process_info.ProcessInfo) -> str:
     others = f"the other {member.num_processes - 1} processes to join"
     if not member.process_id:
         return others
-    coordinator = member.coordinator or store_lib.runtime().coordinator_address
+    coordinator = member.coordinator or runtime.current().coordinator_address
     return f"process 0 at {coordinator or 'an address that JAX looks for'}, or {others}"
 
 
 def _not_joined(member: process_info.ProcessInfo, reason: str) -> str:
-    address = member.coordinator or store_lib.runtime().coordinator_address or "no address"
+    address = member.coordinator or runtime.current().coordinator_address or "no address"
     return (
         f"process {member.process_id} of {member.num_processes} cannot join its run at "
         f"{address}: {reason}. Are all started, with one --coordinator=HOST:PORT?"
@@ -202,7 +218,7 @@ def join_processes(
 
     # JAX's own call counts, whatever the environment says.
     if jax.distributed.is_initialized() and not process_info.is_child():
-        own = store_lib.runtime()
+        own = runtime.current()
         found = own.process_id, own.num_processes, own.coordinator_address
         member: process_info.ProcessInfo | None = process_info.ProcessInfo(*found)
     else:
@@ -220,22 +236,22 @@ def check_joined() -> None:
     Raises:
         ValueError: this process has not joined the others, or cannot be reached by them.
     """
-    global _is_alone
     import jax
 
+    own = runtime.current()
     if process_info.is_imported_anew():
         raise ValueError(
             "another process started this one, which imports the script anew: put what trains "
             "under `if __name__ == '__main__':`"
         )
-    if membership.own() is not None:
+    if own.seats:
         return
     if jax.distributed.is_initialized():
-        store_lib.detect_failures()
+        _detect_failures()
         _tell_hosts()
         with blocking_waits.Wait("start its devices"):
             jax.local_devices()
-        if (said := hosts.unreachable(_hosts)) and jax.default_backend() == "cpu":
+        if (said := hosts.unreachable(own.hosts)) and jax.default_backend() == "cpu":
             raise ValueError(said)
         return
     number = os.environ.get("HETJAX_NUM_PROCESSES", "1")
@@ -244,9 +260,9 @@ def check_joined() -> None:
             f"this process was started as one of {number}, and has not joined the others: call "
             "hetjax.join_processes() before JAX is used"
         )
-    if _is_alone:
+    if own.is_alone:
         return
-    _is_alone = True  # so it is said once
+    own.is_alone = True  # so it is said once
     try:
         member = process_info.find()
         seen = member and f"is process {member.process_id} of {member.num_processes}"
@@ -268,10 +284,11 @@ def leads() -> bool:
     """
     if process_info.is_child():
         return False
-    if (own := membership.own()) is not None:
-        return own.leads
+    own = runtime.current()
+    if own.membership is not None:
+        return own.membership.leads
     started_as = {os.environ.get(f"HETJAX_{name}", "0") for name in ("PROCESS_ID", "START")}
-    return store_lib.runtime().process_id == 0 and started_as == {"0"}
+    return own.process_id == 0 and started_as == {"0"}
 
 
 def find_port(host: str, port: int = 0) -> int:
@@ -312,7 +329,7 @@ def own_workers(num_workers: int, local: str, member: process_info.ProcessInfo |
             f"local: 'virtual' plays all workers in one process; this run has "
             f"{member.num_processes}"
         )
-    if local == "virtual" or membership.own() is not None:
+    if local == "virtual" or runtime.current().seats:
         return 1
     num_processes = 1 if member is None else member.num_processes
     if num_workers % num_processes:

@@ -1,23 +1,19 @@
 """Small values that all processes of a run see.
 
-JAX has no public interface to the coordination service of `jax.distributed`. This module alone uses
-the private one. Where each process has a JAX of its own, a `FileStore` is in its place.
+They lie in the coordination service of `jax.distributed`. Where each process has a JAX of its own,
+a `FileStore` is in its place.
 """
 
-import collections
 import contextlib
-import ctypes
 import json
-import pathlib
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from hetjax.comm import membership
-from hetjax.liveness import blocking_waits, failure_detector, stall_reporter
+from hetjax.comm import runtime
+from hetjax.liveness import blocking_waits
 
 _SLICE_SECS = 0.5  # after which a wait looks whether a process is still to come
-_boards: collections.Counter[str] = collections.Counter()  # made in this process, by name
 
 
 class KeyValueStore:
@@ -34,13 +30,14 @@ class KeyValueStore:
     """
 
     def __init__(self, name: str) -> None:
-        self._client = runtime().client
+        own = runtime.current()
+        self._client = own.client
         if self._client is None:
             raise RuntimeError(
                 "KeyValueStore: this process is alone; call hetjax.join_processes first"
             )
-        self._prefix = f"hetjax/{name}/{_boards[name]}/"
-        _boards[name] += 1
+        self._prefix = f"hetjax/{name}/{own.num_stores[name]}/"
+        own.num_stores[name] += 1
 
     def _at(self, key: str) -> str:
         return self._prefix + key
@@ -155,49 +152,3 @@ class RoundStore(KeyValueStore):
             self._client.key_value_delete(old)  # all have left that round
             self._used.pop(old, None)
         return own
-
-
-def runtime() -> Any:
-    """What is known of the run: `process_id`, `num_processes`, `coordinator_address`, `client`.
-
-    By JAX, or in a run apart by the membership of this process.
-    """
-    if (own := membership.own()) is not None:
-        return own
-    from jax._src import distributed
-
-    return distributed.global_state
-
-
-def is_first() -> bool:
-    """Whether this process says what the others compare theirs with."""
-    own = membership.own()
-    return runtime().process_id == 0 and not (own is not None and own.is_newcomer)
-
-
-class Joined(stall_reporter.Roster):
-    """The processes of `jax.distributed`."""
-
-    def leave_at_exit(self) -> None:
-        """Has JAX leave the run when this process exits, without waiting for the others.
-
-        JAX would wait at its exit until all processes have come to theirs: its client does so when
-        it is destroyed. So the client is given up without being destroyed.
-        """
-        state = runtime()
-        for held in (state.client, state.service):
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(held))  # so that nothing ever destroys it
-        state.client = state.service = None
-
-
-def detect_failures() -> None:
-    """Begins to watch the other processes of this one's run; later calls do nothing."""
-
-    def make(directory: pathlib.Path | None) -> failure_detector.FailureDetector:
-        own, store = runtime(), KeyValueStore("endings")
-        roster = membership.own() or Joined()
-        return failure_detector.FailureDetector(
-            own.process_id, own.num_processes, store, directory, roster
-        )
-
-    failure_detector.begin(make)

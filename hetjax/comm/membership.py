@@ -17,24 +17,29 @@ import pathlib
 import select
 import socket
 import sys
-from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple, NoReturn
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Self
 
 from hetjax.comm import file_store
 from hetjax.liveness import heartbeats, stall_reporter
 
+if TYPE_CHECKING:  # the launcher needs no JAX
+    from jax.sharding import Mesh
+
+    from hetjax.comm import communicator as communicator_lib
+
+    Making = Callable[["MembershipClient", Mesh], communicator_lib.Communicator]
+
 logger = logging.getLogger(__name__)
 
 LEFT_OUT, REMOVED = 75, 76  # exit codes: to be started anew; its seat is empty now
-OWN_WORK = ("starting", "evaluating", "reporting", "checkpointing")
+_OWN_WORK = ("starting", *heartbeats.OWN_WORK)
 LATE_SECS, BUSY_SECS = 10.0, 600.0  # unless `HETJAX_LATE_SECS`, `HETJAX_BUSY_SECS` say otherwise
 SHARED = "HETJAX_SHARED_DIRECTORY"  # of the run, where not in /dev/shm
 LOOK_SECS = 0.02  # a wake may be lost
 FIRST = -1  # the decision that names the members that begin
 RUNS, OVER, ASKED_TO_LEAVE, KILLED = 1, 2, 3, 4  # in `roll`, of a start; 0: there is none
 _KEPT = 8  # decisions
-
-_own: "MembershipClient | None" = None
 
 
 class Member(NamedTuple):
@@ -60,8 +65,102 @@ class MembershipView(NamedTuple):
         return [m for m in self.members if m not in self.sum and self.number != FIRST]
 
 
-class MembershipClient(stall_reporter.Roster):
-    """Of this process; what `board.runtime` says of it too, in the words of JAX.
+class Membership(stall_reporter.Roster):
+    """Who takes part in a run whose processes come and go, as one of them sees it.
+
+    What the rest of hetjax asks of it. `client` is that of JAX's coordination service, or has its
+    interface.
+
+    Args:
+        rank: of this process, which is its seat.
+        incarnation: the number of its start.
+        seats: of the run, taken or not.
+        founders: the seats that begin it.
+    """
+
+    client: Any
+    coordinator_address = None
+    is_newcomer = False
+    """Whether the run goes on without this process, or begins so."""
+
+    def __init__(self, rank: int, incarnation: int, *, seats: int, founders: int) -> None:
+        self.process_id, self.num_processes, self.founders = rank, seats, founders
+        self.incarnation = incarnation
+        self.last: MembershipView | None = None  # that this process has adopted
+        self._is_taken = False
+
+    @property
+    def own(self) -> Member:
+        return Member(self.process_id, self.incarnation)
+
+    @property
+    def is_guest(self) -> bool:  # type: ignore[override]
+        """Whether it has come to a run that goes on, and is no member yet."""
+        return self.is_newcomer and self.last is None
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process evaluates, writes and reports: the first member that lives."""
+        if self.last is None:
+            return self.process_id == 0 and not self.is_newcomer
+        return next((m for m in self.last.members if self.lives(m)), None) == self.own
+
+    def lives(self, member: Member) -> bool:
+        """As far as is known here."""
+        raise NotImplementedError
+
+    def is_asked_to_leave(self, member: Member) -> bool:
+        return False
+
+    def others(self) -> set[int]:
+        """The ranks of other members that live; before anything is decided, of all founders."""
+        if self.last is None:
+            return set(range(self.founders)) - {self.process_id}
+        return {m.rank for m in self.last.members if m != self.own and self.lives(m)}
+
+    def living(self, others: set[int]) -> set[int]:
+        return others & self.others()
+
+    def communicator(self, mesh: "Mesh") -> "communicator_lib.Communicator":
+        """Of the one run that this process takes part in.
+
+        Args:
+            mesh: of its device.
+        """
+        raise NotImplementedError
+
+    def taken(self) -> Self:
+        """For the run of this process.
+
+        Raises:
+            ValueError: it has had one.
+        """
+        if self._is_taken:
+            raise ValueError(
+                "a process of a run apart trains once: put a second fit into a script of its own"
+            )
+        self._is_taken = True
+        return self
+
+    def end_guest(self, words: str) -> None:
+        if self.is_guest:
+            self.end(REMOVED, f"{words}, before it had joined; the others go on")
+
+    def leave(self, number: int) -> NoReturn:
+        """Ends this process, which others have left out of a round: to begin anew, or as asked."""
+        if self.is_asked_to_leave(self.own):
+            self.end(REMOVED, "leaves, as it was asked to")
+        self.end(LEFT_OUT, f"was late in round {number} and is left out; it begins anew")
+
+    def end(self, code: int, words: str) -> NoReturn:
+        """Ends this process at once; the others go on."""
+        logger.warning(f"worker {self.process_id} {words}")
+        sys.stdout.flush()
+        os._exit(code)
+
+
+class MembershipClient(Membership):
+    """Of a process whose run keeps what it decides in files; the launcher says who lives.
 
     Args:
         directory: of the attempt, that all its processes have.
@@ -72,9 +171,8 @@ class MembershipClient(stall_reporter.Roster):
         heartbeats: where processes say what they do.
         late_secs: the least time until a member that is not ready, or says nothing new, is late.
         busy_secs: how long one may do work of its own.
+        communicator: makes what this process communicates by.
     """
-
-    coordinator_address = service = None
 
     def __init__(
         self,
@@ -87,13 +185,12 @@ class MembershipClient(stall_reporter.Roster):
         heartbeats: pathlib.Path,
         late_secs: float = LATE_SECS,
         busy_secs: float = BUSY_SECS,
+        communicator: "Making | None" = None,
     ) -> None:
-        self.directory, self.incarnation, self._heartbeats = directory, incarnation, heartbeats
-        self.process_id, self.num_processes, self.founders = rank, seats, founders
+        super().__init__(rank, incarnation, seats=seats, founders=founders)
+        self.directory, self._heartbeats, self._communicator = directory, heartbeats, communicator
         self.late_secs, self._busy_secs = late_secs, busy_secs
         self.client = file_store.FileStore(directory / "board")
-        self.last: MembershipView | None = None  # that this process has adopted
-        self._is_taken = False
         with open(directory / "roll", "rb") as file:
             self._roll = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -104,46 +201,14 @@ class MembershipClient(stall_reporter.Roster):
         self.is_newcomer = not self.founds(self.own) or self.newest() is not None
 
     @property
-    def own(self) -> Member:
-        return Member(self.process_id, self.incarnation)
-
-    @property
-    def is_guest(self) -> bool:  # type: ignore[override]
-        """Whether it has come to a run that goes on, and is no member yet."""
-        return self.is_newcomer and self.last is None
-
-    def living(self, others: set[int]) -> set[int]:
-        return others & self.others()
-
-    def end_guest(self, words: str) -> None:
-        if self.is_guest:
-            self.end(REMOVED, f"{words}, before it had joined; the others go on")
-
-    @property
-    def leads(self) -> bool:
-        """Whether this process evaluates, writes and reports: the first member that lives."""
-        if self.last is None:
-            return self.process_id == 0 and not self.is_newcomer
-        return next((m for m in self.last.members if self.lives(m)), None) == self.own
-
-    @property
     def adopted(self) -> MembershipView:
         """The decision that this process has adopted last, of which there is one."""
         assert self.last is not None
         return self.last
 
-    def taken(self) -> "MembershipClient":
-        """For the run of this process.
-
-        Raises:
-            ValueError: it has had one.
-        """
-        if self._is_taken:
-            raise ValueError(
-                "a process of a run apart trains once: put a second fit into a script of its own"
-            )
-        self._is_taken = True
-        return self
+    def communicator(self, mesh: "Mesh") -> "communicator_lib.Communicator":
+        assert self._communicator is not None
+        return self._communicator(self.taken(), mesh)
 
     def founds(self, member: Member) -> bool:
         """Whether a start may begin the run. One that begins in the place of one that died joins
@@ -162,19 +227,13 @@ class MembershipClient(stall_reporter.Roster):
         known = {ASKED_TO_LEAVE: "left", KILLED: "was killed", OVER: "ended"}
         return known.get(self._roll[member.incarnation], "was late")
 
-    def others(self) -> set[int]:
-        """The ranks of other members that live; before anything is decided, of all founders."""
-        if self.last is None:
-            return set(range(self.founders)) - {self.process_id}
-        return {m.rank for m in self.last.members if m != self.own and self.lives(m)}
-
     def is_busy(self, member: Member, now: float) -> bool:
         """Whether it says that it does work of its own, for not too long yet. A process that
         sleeps says nothing new."""
         said = heartbeats.read(self._heartbeats, member.rank)
         if said is None or now - said.alive > self.late_secs:
             return False
-        return any(e.phase in OWN_WORK and now - e.since < self._busy_secs for e in said.entries)
+        return any(e.phase in _OWN_WORK and now - e.since < self._busy_secs for e in said.entries)
 
     # --- What is decided ---
 
@@ -228,18 +287,6 @@ class MembershipClient(stall_reporter.Roster):
         if self.last is not None:
             self.wake(self.last.members)
 
-    def leave(self, number: int) -> NoReturn:
-        """Ends this process, which others have left out of a round: to begin anew, or as asked."""
-        if self.is_asked_to_leave(self.own):
-            self.end(REMOVED, "leaves, as it was asked to")
-        self.end(LEFT_OUT, f"was late in round {number} and is left out; it begins anew")
-
-    def end(self, code: int, words: str) -> NoReturn:
-        """Ends this process at once; the others go on."""
-        logger.warning(f"worker {self.process_id} {words}")
-        sys.stdout.flush()
-        os._exit(code)
-
     # --- Waiting ---
 
     def wake(self, members: Iterable[Member]) -> None:
@@ -276,37 +323,35 @@ def newest_on(board: file_store.FileStore) -> MembershipView | None:
     return max(found, key=lambda decision: decision.number, default=None)
 
 
-def of_environment() -> MembershipClient | None:
-    """The membership that the launcher gave this process; None where the run is not apart.
+def of_environment(communicator: "Making") -> MembershipClient | None:
+    """The membership that the launcher gives this process; None where the run is not apart.
+
+    Args:
+        communicator: as of `MembershipClient`.
 
     Raises:
         ValueError: another than the launcher says that it is.
     """
-    global _own
     runtime = os.environ.get("HETJAX_RUNTIME", "joined")
     if runtime not in ("joined", "apart"):
         raise ValueError(f"HETJAX_RUNTIME={runtime}: must be joined or apart")
-    if _own is None and runtime == "apart":
-        if "HETJAX_RUN" not in os.environ:
-            raise ValueError(
-                "HETJAX_RUNTIME=apart: only the launcher starts such runs: python -m hetjax.launch "
-                "--runtime=apart"
-            )
-        names = ("PROCESS_ID", "START", "NUM_PROCESSES", "FOUNDERS")
-        rank, incarnation, seats, founders = (int(os.environ[f"HETJAX_{name}"]) for name in names)
-        _own = MembershipClient(
-            pathlib.Path(os.environ["HETJAX_RUN"]),
-            rank,
-            incarnation,
-            seats=seats,
-            founders=founders,
-            heartbeats=pathlib.Path(os.environ["HETJAX_BEACONS"]),
-            late_secs=float(os.environ.get("HETJAX_LATE_SECS", LATE_SECS)),
-            busy_secs=float(os.environ.get("HETJAX_BUSY_SECS", BUSY_SECS)),
+    if runtime == "joined":
+        return None
+    if "HETJAX_RUN" not in os.environ:
+        raise ValueError(
+            "HETJAX_RUNTIME=apart: only the launcher starts such runs: python -m hetjax.launch "
+            "--runtime=apart"
         )
-    return _own
-
-
-def own() -> MembershipClient | None:
-    """Of this process, once it has joined a run apart."""
-    return _own
+    names = ("PROCESS_ID", "START", "NUM_PROCESSES", "FOUNDERS")
+    rank, incarnation, seats, founders = (int(os.environ[f"HETJAX_{name}"]) for name in names)
+    return MembershipClient(
+        pathlib.Path(os.environ["HETJAX_RUN"]),
+        rank,
+        incarnation,
+        seats=seats,
+        founders=founders,
+        heartbeats=pathlib.Path(os.environ["HETJAX_BEACONS"]),
+        late_secs=float(os.environ.get("HETJAX_LATE_SECS", LATE_SECS)),
+        busy_secs=float(os.environ.get("HETJAX_BUSY_SECS", BUSY_SECS)),
+        communicator=communicator,
+    )

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from hetjax.comm import key_value_store as store_lib
-from hetjax.comm import membership
+from hetjax.comm import runtime
 from hetjax.data import sources
 
 LOCAL = "process_local"  # of `data.sharing`
@@ -26,7 +26,7 @@ def alike(source: Any, sharing: str) -> Any:
 
 def seed(config: Any) -> int:
     """Of what a source draws by the number of an example: other numbers in each part."""
-    return config.seed + (store_lib.runtime().process_id << 32) * (config.data.sharing == LOCAL)
+    return config.seed + (runtime.current().process_id << 32) * (config.data.sharing == LOCAL)
 
 
 class Owned:
@@ -41,9 +41,9 @@ class Owned:
     def __init__(self, source: Any, sharing: str, *, several: bool = False) -> None:
         self.part = 0 if sharing == LOCAL else None  # the process whose own part it is
         self.source, self._num_told, self._board = source, 0, None
-        if self.part is not None and several and membership.own() is None:  # apart it is refused
+        if self.part is not None and several and not runtime.current().seats:  # else refused
             self._board = store_lib.RoundStore("parts", lambda: self._num_told)
-            self.part = store_lib.runtime().process_id
+            self.part = runtime.current().process_id
         self.sizes = self.tell(len(source))  # of each part
         self.num_examples, self.first = sum(self.sizes), sum(self.sizes[: self.part or 0])
 
@@ -52,7 +52,7 @@ class Owned:
         if self._board is None:
             return [value]
         self._num_told += 1
-        each = range(store_lib.runtime().num_processes)
+        each = range(runtime.current().num_processes)
         return [*self._board.gather(self.part or 0, value, each, what="tell of its data").values()]
 
     def workers(self, devices: Sequence[jax.Device]) -> list[np.ndarray]:

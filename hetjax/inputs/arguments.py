@@ -12,7 +12,7 @@ import numpy as np
 from hetjax import mesh as mesh_lib
 from hetjax import parts as parts_lib
 from hetjax.cluster import emulate
-from hetjax.comm import membership
+from hetjax.comm import runtime
 from hetjax.config import checks, groups, kinds
 from hetjax.config import experiment as config_lib
 from hetjax.inputs import refusals as inputs
@@ -61,8 +61,8 @@ def configuration(
         config, chosen = config_of_fields(fields, workers=workers)
     else:
         chosen = kinds.of_config(config, {})
-    if (own := membership.own()) is not None:  # a worker a seat, taken or not
-        cluster = dataclasses.replace(config.cluster, num_workers=own.num_processes)
+    if seats := runtime.current().seats:
+        cluster = dataclasses.replace(config.cluster, num_workers=seats)
         config = dataclasses.replace(config, cluster=cluster)
     config, rule = _with_rule(config, rule)
     recorded = config_lib.to_dict(config)
@@ -163,7 +163,7 @@ def on_devices(config: Any, *, is_asked_for: bool = False) -> Any:
         is_asked_for: whether the user set `local`, which then stays: too few devices are refused.
     """
     num_workers, devices = config.cluster.num_workers, jax.devices()
-    is_one = jax.process_count() == 1 and membership.own() is None
+    is_one = jax.process_count() == 1 and not runtime.current().seats
     if config.local != "stepped" or config.cluster.platforms or not is_one:
         return config
     platform, on_cpus = devices[0].platform, jax.config.jax_num_cpu_devices  # type: ignore[attr-defined]
@@ -226,9 +226,8 @@ def cluster_fields(given: Any, *, workers: int | None) -> Any:
     if "num_workers" not in fields:
         platforms = given.get("platforms", ())
         several = platforms if isinstance(platforms, list | tuple) else ()  # the check tells
-        own = membership.own()
-        num_speeds = num_speeds or (0 if own is None else own.num_processes)
-        fields["num_workers"] = num_speeds or mesh_lib.num_devices(several)
+        count = num_speeds or runtime.current().seats
+        fields["num_workers"] = count or mesh_lib.num_devices(several)
     return fields
 
 

@@ -14,13 +14,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from hetjax.comm import file_store, membership
-from hetjax.comm.membership import LEFT_OUT, OWN_WORK, REMOVED
+from hetjax.comm.membership import LEFT_OUT, REMOVED
 from hetjax.launcher import faults, gang, seats, supervisor
 from hetjax.liveness import heartbeats
 
 logger = logging.getLogger(__name__)
-
-_OWN = set(OWN_WORK) - {"starting"}  # for which there is --start_secs
 
 
 class ElasticSupervisor(supervisor.Supervisor):
@@ -172,7 +170,9 @@ def _excused(said: heartbeats.Snapshot, now: float) -> heartbeats.Snapshot:
     """What a process said, as if work of its own, which may take its time, had just begun."""
     busy_secs = float(os.environ.get("HETJAX_BUSY_SECS", membership.BUSY_SECS))
     entries = [
-        e._replace(since=said.alive) if e.phase in _OWN and now - e.since < busy_secs else e
+        e._replace(since=said.alive)
+        if e.phase in heartbeats.OWN_WORK and now - e.since < busy_secs
+        else e
         for e in said.entries
     ]
     return said._replace(entries=tuple(entries))

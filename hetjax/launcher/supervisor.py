@@ -26,7 +26,7 @@ from hetjax.liveness import exit_reports, heartbeats, interrupts
 logger = logging.getLogger(__name__)
 
 BAD_INPUT = 2
-_STOPPED = {128 + number for number in interrupts.ENDS}
+_STOPPED = frozenset(128 + number for number in interrupts.ENDS)
 
 _AFTER_DEATH_SECS = 2.0  # grace for workers that wait for a dead one and have nothing to save
 _HEAR_SECS = 0.2  # between two looks at what workers told of their ends

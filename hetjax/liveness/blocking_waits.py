@@ -4,12 +4,10 @@ A wait for other processes is a context. `watch` reads them all. It says every t
 waited for, and ends waits that would last for ever.
 """
 
+import functools
 import threading
 import time
 from collections.abc import Callable, Collection
-
-_waits: dict[int, "Wait"] = {}  # by thread
-_lost: list[str] = []  # why no thread needs to wait any more
 
 
 class LostProcessError(RuntimeError):
@@ -41,15 +39,16 @@ class Wait:
     def __enter__(self) -> "Wait":
         self.since = time.monotonic()
         thread = threading.get_ident()
-        self._outer, _waits[thread] = _waits.get(thread), self
+        waits = self._waits = of_process()
+        self._outer, waits.by_thread[thread] = waits.by_thread.get(thread), self
         return self
 
     def __exit__(self, *error: object) -> None:
         thread = threading.get_ident()
         if self._outer is None:
-            del _waits[thread]
+            del self._waits.by_thread[thread]
         else:
-            _waits[thread] = self._outer
+            self._waits.by_thread[thread] = self._outer
 
     def check(self) -> None:
         """Call it about once a second, where the wait allows it.
@@ -57,15 +56,31 @@ class Wait:
         Raises:
             LostProcessError: a process has ended, so the wait would have no end.
         """
-        if _lost:
-            raise LostProcessError(_lost[0])
+        if self._waits.lost:
+            raise LostProcessError(self._waits.lost)
+
+
+class Waits:
+    """Those of a process."""
+
+    def __init__(self) -> None:
+        self.by_thread: dict[int, Wait] = {}
+        self.lost = ""  # why no thread needs to wait any more
+
+
+@functools.cache
+def of_process() -> Waits:
+    """Those of this process."""
+    return Waits()
 
 
 def longest() -> Wait | None:
     """The wait of this process that has lasted longest."""
-    return min(list(_waits.values()), key=lambda wait: wait.since, default=None)
+    waits = list(of_process().by_thread.values())
+    return min(waits, key=lambda wait: wait.since, default=None)
 
 
 def end_all(reason: str) -> None:
     """Has every wait of this process raise a LostProcessError at its next `check`."""
-    _lost.append(reason)
+    waits = of_process()
+    waits.lost = waits.lost or reason

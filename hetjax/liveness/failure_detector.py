@@ -38,68 +38,46 @@ _EXIT_LOOK_SECS = 0.05
 _LAST_MESSAGE_SECS = 0.75  # how long what a process sent before its exit may be on its way
 _GRACE_SECS = 1.5  # in which a process that has heard of an end is to end by itself
 _LONG_GRACE_SECS = 10.0  # the same once it is ending: process 0 writes the files of the run, too
-_OWN_WORK = ("evaluating", "reporting", "checkpointing")
 _EXIT_SECS = 300.0  # how long a process waits at its exit for the others, as JAX does
 _LAST_SECS = 2.0  # how long process 0, which holds the board, waits for others after a fault
 _GONE_SECS = 0.5  # between a process's last word and its end
 
-_this: "FailureDetector | None" = None
-_asked: "queue.SimpleQueue[tuple[float, Callable[[], None]]]" = queue.SimpleQueue()
+
+class Detector:
+    """What a process that is alone tells others: nothing."""
+
+    is_watching = False
+
+    def follow(self, heartbeats: heartbeats_lib.Heartbeats) -> None:
+        """From now on the others may read what these heartbeats say."""
+
+    def left(self, error: BaseException) -> None:
+        """Tells that this exception has left a round; it may still be caught."""
+
+    def goes_on(self) -> None:
+        """Tells that this process takes part in rounds again; nothing if it has left none."""
+
+    @contextlib.contextmanager
+    def taking_part(self) -> Iterator[None]:
+        """Around what all processes do together: the others hear of one that leaves it by an
+        exception. All processes alike may still catch that and go on with another call."""
+        self.goes_on()
+        try:
+            yield
+        except BaseException as error:
+            self.left(error)
+            raise
+
+    def tell(self, words: str, *, code: int) -> None:
+        """Tells that this process is about to end, and that the others cannot go on without it.
+
+        Args:
+            words: what it did, to stand behind its name.
+            code: the exit code of the others.
+        """
 
 
-def begin(make: "Callable[[pathlib.Path | None], FailureDetector]") -> None:
-    """Begins to watch in a process that has joined its run; later calls do nothing.
-
-    Args:
-        make: given the directory where the launcher looks, makes the detector of this process.
-    """
-    global _this
-    if _this is None:
-        directory = os.environ.get("HETJAX_BEACONS")
-        _this = make(pathlib.Path(directory) if directory else None)
-        _this.begin()
-        os.environ[process_info.JOINED] = str(os.getpid())
-
-
-def follow(heartbeats: heartbeats_lib.Heartbeats) -> None:
-    """From now on the others may read what these heartbeats say."""
-    if _this is not None:
-        _this.follow(heartbeats)
-
-
-def left(error: BaseException) -> None:
-    """Tells that this exception has left a run; it may still be caught."""
-    if _this is not None:
-        _this.left(error)
-
-
-@contextlib.contextmanager
-def taking_part() -> Iterator[None]:
-    """Around what all processes do together: the others hear of one that leaves it by an exception.
-
-    All processes alike may still catch that exception and go on with another call.
-    """
-    if _this is not None:
-        _this.goes_on()
-    try:
-        yield
-    except BaseException as error:
-        left(error)
-        raise
-
-
-def tell(words: str, *, code: int) -> None:
-    """Tells that this process is about to end, and that the others cannot go on without it.
-
-    Args:
-        words: what it did, to stand behind its name.
-        code: the exit code of the others.
-    """
-    if _this is not None:
-        _this.tell(words, code)
-
-
-class FailureDetector:
+class FailureDetector(Detector):
     """What one process tells and hears.
 
     Args:
@@ -109,6 +87,8 @@ class FailureDetector:
         directory: where the launcher looks, if there is a launcher.
         roster: of the run.
     """
+
+    is_watching = True
 
     def __init__(
         self,
@@ -124,29 +104,29 @@ class FailureDetector:
         self._pid = os.getpid()
         self._heartbeats = heartbeats_lib.Heartbeats()
         self._lock = threading.Lock()
-        self._end: exit_reports.ExitReport | None = (
-            None  # of the run: the first that was told or heard
-        )
+        # Of the run: the first that was told or heard.
+        self._end: exit_reports.ExitReport | None = None
         self._has_lost = False  # another process is gone, and none said why
         self._left_by: BaseException | None = None  # what it has left a round by
         self._reason: exit_reports.ExitReport | None = None  # the same in words
-        self._left: dict[
-            int, exit_reports.ExitReport
-        ] = {}  # who has left a round, or come to its exit
+        # Who has left a round, or come to its exit.
+        self._left: dict[int, exit_reports.ExitReport] = {}
         self._last_left = 0.0  # monotonic, when the last of them was seen
         self._is_unwinding = False  # by an exception
         self._is_leaving = False
         self._suspected: tuple[blocking_waits.Wait, float] | None = None  # since when, monotonic
         self._notices = stall_reporter.StallReporter(process, num_processes, store, self._roster)
+        self._later: queue.SimpleQueue[tuple[float, Callable[[], None]]] = queue.SimpleQueue()
         self._wake, self._over, self._closed = (threading.Event() for _ in range(3))
         self._thread = threading.Thread(target=self._run, name="hetjax-watch", daemon=True)
 
     def begin(self) -> None:
-        """Hooks itself into this process."""
+        """Hooks itself into this process, whose children are none of the run from now on."""
+        os.environ[process_info.JOINED] = str(os.getpid())
         self._hook, sys.excepthook = sys.excepthook, self._uncaught
         atexit.register(self._at_exit)  # registered after JAX's own, so called before it
         self._thread.start()
-        threading.Thread(target=_carry_out, name="hetjax-watch-later", daemon=True).start()
+        threading.Thread(target=self._carry_out, name="hetjax-watch-later", daemon=True).start()
         self._notices.begin()
 
     def follow(self, heartbeats: heartbeats_lib.Heartbeats) -> None:
@@ -154,7 +134,6 @@ class FailureDetector:
         self.goes_on()
 
     def left(self, error: BaseException) -> None:
-        """Tells that this process has left a round, where the others may wait for it."""
         self._is_unwinding = True
         if self._roster.is_guest:
             return  # no process waits for it
@@ -163,14 +142,13 @@ class FailureDetector:
             self._say_left()
 
     def goes_on(self) -> None:
-        """Tells that it takes part in rounds again; does nothing if it has left none."""
         self._is_unwinding = False
         if self._reason is not None:
             self._left_by = self._reason = None
             with contextlib.suppress(Exception):
                 self._store.remove(f"left/{self._process}")
 
-    def tell(self, words: str, code: int) -> None:
+    def tell(self, words: str, *, code: int) -> None:
         words = " ".join(words.split())[: exit_reports.MOST_CHARACTERS]
         self._tell(exit_reports.ExitReport(self._process, words, "", code, time.monotonic()))
 
@@ -204,7 +182,7 @@ class FailureDetector:
                 which = f"process {before[0]} {self._left[before[0]].words}"
                 ending = ending._replace(words=f"{ending.words} (before, {which})")
             self._tell(ending)
-        _after(_LONG_GRACE_SECS, self._end_now)
+        self._after(_LONG_GRACE_SECS, self._end_now)
 
     def _tell(self, ending: exit_reports.ExitReport) -> None:
         """Tells all others and the launcher, unless another end was told before."""
@@ -247,7 +225,7 @@ class FailureDetector:
         self._wake.set()
         self._thread.join(_LAST_SECS)
         if is_fault:
-            _after(_LONG_GRACE_SECS, self._end_now)
+            self._after(_LONG_GRACE_SECS, self._end_now)
             is_other_code = self._has_lost and self._end is not None and self._end.code != 1
             if is_other_code or self._thread.is_alive():
                 self._end_now()
@@ -332,7 +310,7 @@ class FailureDetector:
             logger.error(f"the traceback of process {ending.process}:\n{ending.trace.rstrip()}")
         blocking_waits.end_all(f"process {ending.process} {ending.words}")
         self._over.set()
-        _after(_GRACE_SECS, self._end_if_stuck)
+        self._after(_GRACE_SECS, self._end_if_stuck)
 
     def _end_of_others(self) -> exit_reports.ExitReport | None:
         """How another process ended; waits a moment for it to tell."""
@@ -345,10 +323,10 @@ class FailureDetector:
     def _end_if_stuck(self) -> None:
         """Ends a process stuck in a collective or the like; others have longer to end alone."""
         busy = self._heartbeats.busy()
-        is_at_work = busy is not None and busy.phase in _OWN_WORK
+        is_at_work = busy is not None and busy.phase in heartbeats_lib.OWN_WORK
         if not (self._is_unwinding or self._is_leaving or is_at_work):
             self._end_now()
-        _after(_LONG_GRACE_SECS, self._end_now)
+        self._after(_LONG_GRACE_SECS, self._end_now)
 
     def _end_now(self) -> None:
         """Ends this process, whatever it still does: the others have ended."""
@@ -358,24 +336,22 @@ class FailureDetector:
                 stream.flush()
         os._exit(1 if self._end is None else self._end.code)
 
+    def _after(self, secs: float, action: Callable[[], None]) -> None:
+        self._later.put((time.monotonic() + secs, action))
 
-def _after(secs: float, action: Callable[[], None]) -> None:
-    _asked.put((time.monotonic() + secs, action))
-
-
-def _carry_out() -> None:
-    """What `_after` was asked for; begun early, since Python 3.12 starts no thread at its exit."""
-    due: list[tuple[float, Callable[[], None]]] = []
-    while True:
-        now = time.monotonic()
-        with contextlib.suppress(queue.Empty):
-            due.append(_asked.get(timeout=max(0, min(at for at, _ in due) - now) if due else None))
-        for each in [each for each in due if each[0] <= time.monotonic()]:
-            due.remove(each)
-            try:
-                each[1]()
-            except Exception:  # or no later action would be carried out
-                threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), None)))
+    def _carry_out(self) -> None:
+        """What `_after` was asked for. Begun early: Python 3.12 starts no thread at its exit."""
+        due: list[tuple[float, Callable[[], None]]] = []
+        while True:
+            secs = max(0.0, min(at for at, _ in due) - time.monotonic()) if due else None
+            with contextlib.suppress(queue.Empty):
+                due.append(self._later.get(timeout=secs))
+            for each in [each for each in due if each[0] <= time.monotonic()]:
+                due.remove(each)
+                try:
+                    each[1]()
+                except Exception:  # or no later action would be carried out
+                    threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), None)))
 
 
 def _endings_of(told: Mapping[str, Any], kind: str) -> dict[int, exit_reports.ExitReport]:

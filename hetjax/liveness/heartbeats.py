@@ -24,6 +24,9 @@ WRITES_PER_HEARTBEAT = 8
 STACKS = signal.SIGQUIT
 """The signal at which a process writes its stacks; schedulers send others."""
 
+OWN_WORK = ("evaluating", "reporting", "checkpointing")
+"""Phases in which a process may be slow, for which the others wait."""
+
 _MOST_SECS = 2.5  # between two of them: in a run apart a process that is silent is taken as late
 # A file has two places, written in turn. So one of them is whole at any time.
 _PLACE_BYTES = 1 << 20

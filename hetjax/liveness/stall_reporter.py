@@ -13,6 +13,7 @@ import socket
 import threading
 import time
 from collections.abc import Mapping, Set
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 from hetjax.liveness import blocking_waits
@@ -27,13 +28,15 @@ _MOST_TOLD_PER_SEC = 64.0  # by all processes together
 _SILENT_SECS = 8.0  # a process that tells nothing new for so long is silent
 _SPEAK_SECS = 1.0
 _MOST_NAMED = 8  # in one line
-_DOING = {
-    "starting": "starting (reading data, or compiling)",
-    "waiting": "at its own work",  # if it waited for others, it would say for whom
-    "loading": "waiting for its data",
-    "reporting": "in a callback",
-    "checkpointing": "saving",
-}
+_DOING = MappingProxyType(
+    {
+        "starting": "starting (reading data, or compiling)",
+        "waiting": "at its own work",  # if it waited for others, it would say for whom
+        "loading": "waiting for its data",
+        "reporting": "in a callback",
+        "checkpointing": "saving",
+    }
+)
 
 
 class Store(Protocol):

@@ -11,4 +11,4 @@ function of a `JaxTrainer`. Ray is imported when they are called.
 from hetjax.ray.launching import launch
 from hetjax.ray.loops import loop
 
-__all__ = ["launch", "loop"]
+__all__ = ("launch", "loop")

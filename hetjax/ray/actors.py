@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from hetjax.launcher import environment
@@ -14,9 +15,10 @@ from hetjax.ray import joining
 
 logger = logging.getLogger(__name__)
 
-_SETTLE_SECS = {"raised": 1.0, "lost": 3.0, "died": 0.0}  # in which the cause may still come
+# In which the cause may still come.
+_SETTLE_SECS = MappingProxyType({"raised": 1.0, "lost": 3.0, "died": 0.0})
 _SAVING_SECS = 60.0  # to end the round and save after Ctrl-C
-_OPTIONS = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
+_OPTIONS = MappingProxyType({"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"})
 _KINDS = "launch: workers {with_} have an accelerator, and {without} none; all need the same kind"
 
 

@@ -12,9 +12,8 @@ from hetjax import executor, gates, ordering, starting, topology, types
 from hetjax import mesh as mesh_lib
 from hetjax import parts as parts_lib
 from hetjax.cluster import emulate
-from hetjax.comm import allgather_work, backends, broadcast_once
+from hetjax.comm import allgather_work, backends, broadcast_once, runtime
 from hetjax.comm import communicator as communicator_lib
-from hetjax.comm import membership as membership_lib
 from hetjax.config import experiment as config_lib
 from hetjax.config import kinds
 from hetjax.data import feeding, owned
@@ -201,7 +200,7 @@ def _try(
     with executor.of(config.form), named_lib.scope(named):
         traced = losses_lib.check_loss(loss_fn, params, first, keys)
         passes, rule = embeddings.passes_of(loss_fn, params, first, keys, config, chosen, rule)
-        if membership_lib.own() is not None:
+        if runtime.current().seats:
             refusals.check_apart(config, chosen, one_pass=passes is None)
         rule_identity.check(
             rule, loss_fn, params, first, optimizer, per_example_rng=per_example_rng
@@ -244,8 +243,8 @@ def _meet(where: mesh_lib.Placement, reducer: topology.Reducer) -> communicator_
 
 def place_workers(config: config_lib.ExperimentConfig) -> mesh_lib.Placement:
     """On a device each, or all on the first one."""
-    num_workers, own = config.cluster.num_workers, membership_lib.own()
-    if own is not None:
+    num_workers = config.cluster.num_workers
+    if (own := runtime.current().membership) is not None:
         mesh = mesh_lib.make_worker_mesh(1)
         devices = [mesh.devices[0]] * num_workers
         return mesh_lib.Placement(mesh, devices, [own.process_id], lambda: own.leads)

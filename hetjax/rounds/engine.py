@@ -16,13 +16,13 @@ import numpy as np
 import optax
 
 from hetjax import compiled, executor, starting, types
-from hetjax.comm import allgather_work, broadcast_once, join
+from hetjax.comm import allgather_work, broadcast_once, join, runtime
 from hetjax.comm import key_value_store as store_lib
 from hetjax.config import experiment as config_lib
 from hetjax.data import owned, sources, stream
 from hetjax.inputs import arguments, fingerprint
 from hetjax.inputs import refusals as inputs
-from hetjax.liveness import blocking_waits, failure_detector, heartbeats
+from hetjax.liveness import blocking_waits, heartbeats
 from hetjax.local import rules as rules_lib
 from hetjax.local import stepped
 from hetjax.losses import loss as losses_lib
@@ -82,12 +82,12 @@ class Engine:
         source = sources.of_run(sources.as_source(source), owned.seed(self.config))
         self._given = loss_fn, point, optimizer, source
         self._is_guest = beside is not None
-        own = beside.heartbeats if beside else heartbeats.start()
-        self.heartbeats: heartbeats.Heartbeats = own
+        self.heartbeats: heartbeats.Heartbeats = beside.heartbeats if beside else heartbeats.start()
+        process = runtime.current()
         if beside is None:
-            failure_detector.follow(self.heartbeats)
+            process.detector.follow(self.heartbeats)
         self.heartbeats.at("starting")
-        several = store_lib.runtime().num_processes > 1 and self.config.local != "virtual"
+        several = process.num_processes > 1 and self.config.local != "virtual"
         if several:
             alike = owned.alike(source, self.config.data.sharing)
             allgather_work.check_same_run(self.recorded, alike, arguments.versions())
@@ -104,7 +104,7 @@ class Engine:
             rule=given.rule,
             more_rules=rules or {},
             heartbeats=self.heartbeats,
-            solved=broadcast_once.BroadcastOnce(store, leads=store_lib.is_first(), kept=solved),
+            solved=broadcast_once.BroadcastOnce(store, leads=process.is_first, kept=solved),
             begins=self.begins,
             by_name=by_name or named_lib.Beside(named_lib.current().frozen),
             communicator=None if beside is None else beside.setup.company.communicator,
@@ -130,7 +130,7 @@ class Engine:
         self.waiting: Any = nothing() if is_alone else blocking_waits.Wait("synchronise")
         """Around the synchronisation, which waits for other processes."""
         # Around what all processes do together.
-        self.together = nothing if is_alone else failure_detector.taking_part
+        self.together = nothing if is_alone else process.detector.taking_part
 
     @functools.cached_property
     def digests(self) -> dict[str, Any]:
@@ -146,7 +146,7 @@ class Engine:
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is not None:
-            failure_detector.left(error)
+            runtime.current().detector.left(error)
         self._opened.close()
         self.close()
 

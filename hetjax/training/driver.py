@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 
 from hetjax.checkpoints import checkpoint, leaves
-from hetjax.comm import allgather_work
+from hetjax.comm import allgather_work, runtime
 from hetjax.inputs import arguments
-from hetjax.liveness import failure_detector, interrupts
+from hetjax.liveness import interrupts
 from hetjax.records import checkpoint_manager, lock, workdir
 from hetjax.rounds import round_report
 from hetjax.training import callbacks as callbacks_lib
@@ -171,7 +171,7 @@ class Driver:
                     self._ask()
                     if self._asked.ends or self._runs_out():
                         break
-                    with failure_detector.taking_part():
+                    with runtime.current().detector.taking_part():
                         self._asked |= task.step(self._ask, self._report)
                         self._after_step()
                 if not self._leads:
@@ -181,7 +181,7 @@ class Driver:
                         task.takes_judged(self._recorder.lines["metrics"])
                 if not self._by_signal:
                     task.measure_at_end()
-                with failure_detector.taking_part():
+                with runtime.current().detector.taking_part():
                     self._report()
                 self._end()
                 self._save()
@@ -285,7 +285,7 @@ class Driver:
             return
         task = self._task
         task.settle()
-        with failure_detector.taking_part():
+        with runtime.current().detector.taking_part():
             self._report()
         self._ask()
         task.setup.company.heartbeats.at("checkpointing", task.steps_done)

@@ -199,7 +199,7 @@ def test_what_needs_more_is_refused(fields, first):
 def test_only_the_launcher_starts_such_runs(runtime, message, monkeypatch):
     monkeypatch.setenv("HETJAX_RUNTIME", runtime)
     with pytest.raises(ValueError, match=f"HETJAX_RUNTIME={runtime}.*{message}"):
-        membership.of_environment()
+        membership.of_environment(elastic_lib.Elastic)
 
 
 def test_a_half_that_was_overwritten_shows_it(tmp_path):

@@ -1,6 +1,5 @@
 """Who leads a run apart is killed, or interrupted with those who come: what stays of it?"""
 
-import collections
 import concurrent.futures
 import csv
 import json
@@ -8,19 +7,19 @@ import os
 import re
 import signal
 import time
-import types as types_lib
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax._src import distributed
 
 import hetjax
 from hetjax import gates, types
 from hetjax.comm import communicator as communicator_lib
 from hetjax.comm import file_store, membership, shared_sums
 from hetjax.comm import key_value_store as store_lib
-from tests.comm import elastic_program, test_elastic
+from tests.comm import elastic_program, test_elastic, test_join
 from tests.comm.test_elastic import apart, places  # noqa: F401
 from tests.launcher import launches
 from tests.launcher.conftest import launch  # noqa: F401
@@ -125,11 +124,11 @@ def test_the_rounds_of_a_run_that_goes_on_keep_their_numbers(tmp_path, capsys):
 
 @pytest.mark.parametrize("gate", [gates.first(), gates.quorum(3), own_gate.after(3)])
 def test_who_has_seen_no_rounds_before_closes_one_with_the_others(gate, tmp_path, monkeypatch):
-    runtime = types_lib.SimpleNamespace(client=file_store.FileStore(tmp_path))
-    monkeypatch.setattr(store_lib, "runtime", lambda: runtime)
+    client = file_store.FileStore(tmp_path)
+    monkeypatch.setattr(distributed.global_state, "client", client)
     communicator, lives, quotas = communicator_lib.Communicator(2), [], np.array([3, 3])
     for _ in range(2):
-        monkeypatch.setattr(store_lib, "_boards", collections.Counter())  # of each process
+        test_join.becomes_another_process(monkeypatch)
         lives.append(
             gates.begin(gate, store_lib.RoundStore("gate", lambda: communicator.round_number))
         )
@@ -142,7 +141,7 @@ def test_who_has_seen_no_rounds_before_closes_one_with_the_others(gate, tmp_path
             lives[0].finished(0, done)
         assert not lives[0].is_open()
     assert not lives[1].is_open()
-    kept = {key.split("/")[-2] for key, _ in runtime.client.key_value_dir_get("hetjax/")}
+    kept = {key.split("/")[-2] for key, _ in client.key_value_dir_get("hetjax/")}
     assert kept <= {"6", "7"}
 
 

@@ -1,18 +1,22 @@
 """Who a process is in a run of several."""
 
-import collections
+import functools
 import re
 
 import pytest
 from jax._src import distributed
 
 import hetjax
-from hetjax.comm import file_store, join
+from hetjax.comm import file_store, join, runtime
 from hetjax.comm import key_value_store as store_lib
 from hetjax.liveness import blocking_waits, exit_reports
 from tests import programs
 from tests.comm import test_process_info as engines
 from tests.launcher import launches
+
+
+def becomes_another_process(monkeypatch):
+    monkeypatch.setattr(runtime, "current", functools.cache(runtime.Runtime))
 
 
 def test_a_process_that_is_alone_has_no_board():
@@ -22,11 +26,11 @@ def test_a_process_that_is_alone_has_no_board():
 
 def test_a_board_more_of_one_name_shifts_none_of_another(tmp_path, monkeypatch):
     monkeypatch.setattr(distributed.global_state, "client", file_store.FileStore(tmp_path))
-    monkeypatch.setattr(store_lib, "_boards", collections.Counter())
+    becomes_another_process(monkeypatch)
     numbers = [5e-324, 1.7e308, *(1 / (k + 3) for k in range(5000))]
     store_lib.KeyValueStore("gate").post("k", numbers)
     store_lib.KeyValueStore("sums").post("k", 2)
-    monkeypatch.setattr(store_lib, "_boards", collections.Counter())  # another process
+    becomes_another_process(monkeypatch)
     for _ in range(3):
         store_lib.KeyValueStore("solutions")
     assert store_lib.KeyValueStore("sums").wait("k", 1.0) == 2
@@ -44,12 +48,12 @@ def test_a_process_of_several_that_did_not_join_does_not_train_alone(monkeypatch
 def test_a_process_that_sees_an_engine_and_has_not_joined_says_so(monkeypatch, capsys):
     monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "1")
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "4")
-    monkeypatch.setattr(join, "_is_alone", False)
+    becomes_another_process(monkeypatch)
     join.check_joined()
     said = capsys.readouterr().err
     assert "this process trains alone, and by its environment it is one of several (Open MP" in said
     join.check_joined()  # once
-    monkeypatch.setattr(join, "_is_alone", False)
+    becomes_another_process(monkeypatch)
     hetjax.join_processes(0, 1)  # it is meant so
     join.check_joined()
     assert capsys.readouterr().err == ""

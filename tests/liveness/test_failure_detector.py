@@ -32,11 +32,16 @@ class Board:
         self.values.pop(key, None)
 
 
+def later(monkeypatch, after):
+    detector = failure_detector.FailureDetector
+    monkeypatch.setattr(detector, "_after", lambda self, *given: after(*given))
+
+
 @pytest.fixture
 def shared(monkeypatch):
     """A board; nobody ends this process, and waits of other tests are over."""
-    monkeypatch.setattr(failure_detector, "_after", lambda secs, action: None)
-    monkeypatch.setattr(blocking_waits, "_lost", [])
+    later(monkeypatch, lambda secs, action: None)
+    monkeypatch.setattr(blocking_waits.of_process(), "lost", "")
     return Board()
 
 
@@ -88,7 +93,7 @@ def test_one_that_hears_of_a_raise_is_ended_where_it_is_stuck(phase, is_ended, s
     monkeypatch.setattr(
         failure_detector.FailureDetector, "_end_now", lambda self: ended.append(self)
     )
-    monkeypatch.setattr(failure_detector, "_after", lambda secs, action: secs < 2 and action())
+    later(monkeypatch, lambda secs, action: secs < 2 and action())
     zero, one = (
         failure_detector.FailureDetector(0, 2, shared),
         failure_detector.FailureDetector(1, 2, shared),
@@ -180,7 +185,7 @@ def test_a_wait_at_the_board_can_be_ended(shared, monkeypatch):
     monkeypatch.setattr(distributed.global_state, "client", Client())
     with pytest.raises(blocking_waits.LostProcessError, match="no such file"):
         key_value_store.KeyValueStore("a test").wait("key", 600.0)
-    blocking_waits._lost.clear()
+    blocking_waits.of_process().lost = ""
     monkeypatch.setattr(blocking_waits, "end_all", lambda reason: None)
     with pytest.raises(TimeoutError, match=r"no process posted 'key' within 0\.1 s"):
         key_value_store.KeyValueStore("a test").wait("key", 0.1)

@@ -1,13 +1,11 @@
 """What each process of a run computes for itself: taken from one of them, or found to differ."""
 
-import collections
 import json
-import types
 
 import numpy as np
 import pytest
 
-from hetjax.comm import allgather_work, broadcast_once, file_store, key_value_store
+from hetjax.comm import allgather_work, broadcast_once, file_store, membership, runtime
 from hetjax.data import stream
 from hetjax.local import stepped
 from hetjax.rounds import run_state
@@ -82,10 +80,10 @@ def test_programs_are_compared_with_those_of_one_platform(tmp_path, monkeypatch)
     """A function may look at the platform; data and parameters are alike on all."""
 
     def process(number, platform, **digests):
-        own = types.SimpleNamespace(client=file_store.FileStore(tmp_path), process_id=number)
-        monkeypatch.setattr(key_value_store, "runtime", lambda: own)
-        monkeypatch.setattr(key_value_store, "_boards", collections.Counter())
-        monkeypatch.setattr(key_value_store, "is_first", lambda: number == 0)
+        own = runtime.Runtime()
+        own.membership = membership.Membership(number, number, seats=6, founders=6)
+        own.membership.client = file_store.FileStore(tmp_path)
+        monkeypatch.setattr(runtime, "current", lambda: own)
         monkeypatch.setattr("jax.default_backend", lambda: platform)
         digests = {"params": "p", "values": "v", "loss": "l"} | digests
         allgather_work.check_same_parts(digests, holds_all=True)

@@ -1,0 +1,98 @@
+"""What this process is in its run, and what it has learned of it: all state that a process keeps.
+
+`current` is the one `Runtime` of the process. `blocking_waits` alone keeps the waits beside it, as
+`liveness` knows no `comm`. Processes have a runtime of JAX in common, or in a run apart a
+`Membership` each. JAX has no public interface to what `jax.distributed` knows. This module alone
+uses the private one.
+"""
+
+import collections
+import ctypes
+import functools
+from typing import Any
+
+from hetjax.comm import hosts
+from hetjax.comm import membership as membership_lib
+from hetjax.liveness import blocking_waits, failure_detector, stall_reporter
+
+
+class Runtime:
+    """Of a process; of one that is alone, too."""
+
+    def __init__(self) -> None:
+        self.membership: membership_lib.Membership | None = None
+        """In a run apart, once this process has joined it."""
+        self.detector = failure_detector.Detector()
+        """Tells the other processes what becomes of this one, and hears of them."""
+        self.is_alone = False
+        """Whether it is to train alone, as it was told; or has said that it does."""
+        self.hosts: dict[int, hosts.Host] = {}
+        """Of each process, when all have told theirs."""
+        self.num_stores: collections.Counter[str] = collections.Counter()
+        """How many stores of a name this process has made."""
+        self.waits = blocking_waits.of_process()
+
+    @property
+    def _joined(self) -> Any:
+        """What knows of the run, in the words of JAX."""
+        if self.membership is not None:
+            return self.membership
+        from jax._src import distributed
+
+        return distributed.global_state
+
+    @property
+    def process_id(self) -> int:
+        return self._joined.process_id
+
+    @property
+    def num_processes(self) -> int:
+        """Of the run; in a run apart its seats, taken or not."""
+        return self._joined.num_processes
+
+    @property
+    def seats(self) -> int:
+        """Of a run apart, which has a worker for each; 0 where processes do not come and go."""
+        return 0 if self.membership is None else self.membership.num_processes
+
+    @property
+    def client(self) -> Any:
+        """Of the values that all processes see; None: this process is alone."""
+        return self._joined.client
+
+    @property
+    def coordinator_address(self) -> str | None:
+        return self._joined.coordinator_address
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this process says what the others compare theirs with."""
+        is_newcomer = self.membership is not None and self.membership.is_newcomer
+        return self.process_id == 0 and not is_newcomer
+
+    @property
+    def roster(self) -> stall_reporter.Roster:
+        return self.membership or Joined(self._joined)
+
+
+class Joined(stall_reporter.Roster):
+    """The processes of `jax.distributed`, whose state this is."""
+
+    def __init__(self, state: Any) -> None:
+        self._state = state
+
+    def leave_at_exit(self) -> None:
+        """Has JAX leave the run when this process exits, without waiting for the others.
+
+        JAX would wait at its exit until all processes have come to theirs: its client does so when
+        it is destroyed. So the client is given up without being destroyed.
+        """
+        for held in (self._state.client, self._state.service):
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(held))  # so that nothing ever destroys it
+        self._state.client = self._state.service = None
+
+
+@functools.cache
+def current() -> Runtime:
+    """Of this process."""
+    return Runtime()
