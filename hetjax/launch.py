@@ -17,25 +17,9 @@ import os
 import shutil
 import sys
 from collections.abc import Sequence
-from types import MappingProxyType
 
 from hetjax.comm import join
 from hetjax.launcher import cpu_shares, elastic, seats, supervisor
-
-_FLAGS = MappingProxyType(
-    {
-        "max_restarts": "how often all may be started again (%(default)s)",
-        "heartbeat_secs": "what hangs is noticed within two of these (%(default)s)",
-        "start_secs": "how long a worker may take to start and compile (%(default)s); inf for "
-        "programs that do not say what they do",
-        "grace_secs": "between SIGTERM and SIGKILL (%(default)s); three times as long to end the "
-        "round when the launcher itself gets it or the like, and longer while a worker saves",
-        "host": "where the coordinator listens (%(default)s: only for this machine)",
-        "port": "the coordinator's port until the first restart (a free one)",
-        "max_workers": "seats of a run apart, for workers that come later (--workers)",
-    }
-)
-"""Help of the flags that are fields of `supervisor.Options`, which has their types and defaults."""
 
 
 def parse(argv: Sequence[str]) -> supervisor.Options:
@@ -50,7 +34,19 @@ def parse(argv: Sequence[str]) -> supervisor.Options:
     )
     cpus = "share of one core of each worker: 1,0.5,… (no limits)"
     parser.add_argument("--cpus", default="", help=cpus)
-    for name, text in _FLAGS.items():
+    # The fields of `supervisor.Options`, which has their types and defaults.
+    flags_of_options = {
+        "max_restarts": "how often all may be started again (%(default)s)",
+        "heartbeat_secs": "what hangs is noticed within two of these (%(default)s)",
+        "start_secs": "how long a worker may take to start and compile (%(default)s); inf for "
+        "programs that do not say what they do",
+        "grace_secs": "between SIGTERM and SIGKILL (%(default)s); three times as long to end the "
+        "round when the launcher itself gets it or the like, and longer while a worker saves",
+        "host": "where the coordinator listens (%(default)s: only for this machine)",
+        "port": "the coordinator's port until the first restart (a free one)",
+        "max_workers": "seats of a run apart, for workers that come later (--workers)",
+    }
+    for name, text in flags_of_options.items():
         default = getattr(supervisor.Options, name)
         parser.add_argument(f"--{name}", type=type(default), default=default, help=text)
     runtime = "joined: one JAX for all; apart: workers come and go (%(default)s)"

@@ -1,9 +1,9 @@
-"""The ways in which the processes of a run meet, and which of them it is.
+"""The ways in which the processes of a run communicate, and which of them it is.
 
 `Collectives` are those of one runtime (Gloo, NCCL, ICI). The processes of `Machines` have a Unix
 socket between every two of a machine and add up in memory that all of them have mapped. Several
-machines use the runtime's collectives for the rest. Those that are `apart` have no runtime in
-common.
+machines use the runtime's collectives for the rest. In a run apart the membership of a process
+makes its own (`elastic`).
 """
 
 import collections
@@ -161,8 +161,7 @@ def make(mesh: Mesh | None, num_workers: int) -> communicator_lib.Communicator:
         return membership.communicator(mesh)
     if mesh is None or len(mesh_lib.own_workers(mesh)) == mesh.size:
         return communicator_lib.Communicator(num_workers)
-    machines, own = join.machines(), jax.process_index()
-    processes = next((some for some in machines if own in some), [])
+    machines, processes, own = join.machines(), join.own_machine(), jax.process_index()
     on_cpu = mesh.devices[0].platform == "cpu"
     if not processes or (len(machines) > 1 and (max(map(len, machines)) == 1 or not on_cpu)):
         return Collectives(mesh)

@@ -53,7 +53,7 @@ class Communicator:
 
     has_collectives = True
     """Whether programs of JAX reach all workers. By these a worker's row goes to its neighbours,
-    inside the sync program (`topology/reducers.py`). Else only one plain sum start_barrier."""
+    inside the sync program (`topology/reducers.py`). Else processes add up one plain sum alone."""
 
     no_collectives = "processes of this run share a GPU, and JAX has no collectives for such. "
     """Why there are none."""

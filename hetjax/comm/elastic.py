@@ -100,9 +100,8 @@ class Elastic(communicator_lib.Communicator):
                 wait.check()
                 there = [m for m in roster.asking() if roster.founds(m)]
                 if not self._missing(there):
-                    first = roster.decide(
-                        MembershipView(membership_lib.FIRST, (), tuple(there), -1)
-                    )
+                    begin = MembershipView(membership_lib.FIRST, (), tuple(there), -1)
+                    first = roster.decide(begin)
                     roster.forget(first.members)
                     break
                 roster.wait(membership_lib.LOOK_SECS)
@@ -129,10 +128,8 @@ class Elastic(communicator_lib.Communicator):
         self._num_bytes = _STATE_BYTES + messages.nbytes
         told = self._of(roster.own)
         half, device = told.begin(number), self.mesh.devices[0].device_kind.encode()
-        half[:_STATE_BYTES].view(np.int64)[:] = (
-            zlib.crc32(device),
-            double_buffer.digest(self._point),
-        )
+        state = zlib.crc32(device), double_buffer.digest(self._point)
+        half[:_STATE_BYTES].view(np.int64)[:] = state
         half[_STATE_BYTES : self._num_bytes] = np.frombuffer(messages.tobytes(), np.uint8)
         told.end(number)
         told.marks[double_buffer.READY] = number
@@ -299,9 +296,7 @@ class Elastic(communicator_lib.Communicator):
         roster = self.roster
         roster.ask()
         taken, looked = None, time.monotonic()
-        with blocking_waits.Wait(
-            "take it in", lambda: {m.rank for m in self._holders()} or {0}
-        ) as wait:
+        with blocking_waits.Wait("take it in", lambda: self._holders() or {0}) as wait:
             while True:
                 wait.check()
                 if roster.is_over():
@@ -338,11 +333,12 @@ class Elastic(communicator_lib.Communicator):
         roster.last = taken
         return found
 
-    def _holders(self) -> list[Member]:
-        """The members that have the state of the run, and live."""
-        newest = self.roster.newest()
-        members = [] if newest is None else set(newest.members) - set(newest.joining)
-        return [m for m in members if self.roster.lives(m)]
+    def _holders(self) -> set[int]:
+        """The ranks of the members that have the state of the run, and live."""
+        if (newest := self.roster.newest()) is None:
+            return set()
+        holders = set(newest.members) - set(newest.joining)
+        return {m.rank for m in holders if self.roster.lives(m)}
 
     def keep(self, arrays: dict[str, np.ndarray], about: dict[str, Any]) -> None:
         roster = self.roster

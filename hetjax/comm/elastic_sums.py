@@ -72,13 +72,8 @@ class ElasticSums(shared_sums.HostSums):
         like: types.PyTree,
         kind: int,
     ) -> None:
-        self._roster, self._mesh, self._turn, self._like, self._kind = (
-            roster,
-            mesh,
-            turn,
-            like,
-            kind,
-        )
+        self._roster, self._mesh, self._turn = roster, mesh, turn
+        self._like, self._kind = like, kind
         self._known: dict[tuple[str, Member], double_buffer.DoubleBuffer] = {}
         self._size = sum(leaf.size for leaf in jax.tree.leaves(like))  # numbers of a contribution
         self._dtype = np.dtype(np.float32)

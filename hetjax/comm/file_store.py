@@ -19,7 +19,7 @@ _NUMBER = struct.Struct("<q")
 
 
 class FileStore:
-    """The part of the interface of JAX's client that `board` uses.
+    """The part of the interface of JAX's client that `key_value_store` uses.
 
     Args:
         directory: that all processes have; there is nothing else in it.

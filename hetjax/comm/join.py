@@ -1,6 +1,6 @@
 """How a process becomes one of several: it joins the others in `jax.distributed`.
 
-`membership` says which process it is. On TPU pods JAX knows that by itself.
+`process_info` says which process it is. On TPU pods JAX knows that by itself.
 """
 
 import contextlib
@@ -58,11 +58,10 @@ def join(member: process_info.ProcessInfo | None) -> None:
         return
     if member is None:
         own.is_alone = True
-        if not is_child and len(os.environ.get("TPU_WORKER_HOSTNAMES", "").split(",")) > 1:
-            jax.distributed.initialize()
-            _detect_failures()
-        return
-    if jax.distributed.is_initialized():
+        if is_child or len(os.environ.get("TPU_WORKER_HOSTNAMES", "").split(",")) < 2:
+            return
+        jax.distributed.initialize()
+    if member is None or jax.distributed.is_initialized():
         _detect_failures()
         return
     jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM from us
@@ -89,7 +88,7 @@ def join(member: process_info.ProcessInfo | None) -> None:
         raise ValueError(_not_joined(member, str(error).splitlines()[0])) from error
     _detect_failures()
     _tell_hosts()
-    processes = next(some for some in machines() if member.process_id in some)
+    processes = own_machine()
     seen = [own.hosts[process].gpus for process in processes]
     _take_gpu(seen, processes.index(member.process_id), is_guess=member.finder is not None)
 
@@ -104,17 +103,15 @@ def _take_gpu(seen: Sequence[Sequence[str]], index: int, *, is_guess: bool = Fal
 
 def _detect_failures() -> None:
     """Begins to watch the other processes of this one's run; later calls do nothing."""
-    own, directory = runtime.current(), os.environ.get("HETJAX_BEACONS")
-    if not own.detector.is_watching:
-        detector = failure_detector.FailureDetector(
-            own.process_id,
-            own.num_processes,
-            store_lib.KeyValueStore("endings"),
-            pathlib.Path(directory) if directory else None,
-            own.roster,
-        )
-        own.detector = detector
-        detector.begin()
+    own, beacons = runtime.current(), os.environ.get("HETJAX_BEACONS")
+    if isinstance(own.detector, failure_detector.FailureDetector):
+        return
+    store = store_lib.KeyValueStore("endings")
+    directory = pathlib.Path(beacons) if beacons else None
+    about = own.process_id, own.num_processes, store, directory
+    roster = own.membership or runtime.Joined()
+    own.detector = detector = failure_detector.FailureDetector(*about, roster)
+    detector.begin()
 
 
 def _tell_hosts() -> None:
@@ -139,10 +136,10 @@ def machines() -> list[list[int]]:
     return list(found.values())
 
 
-def processes_of_machine() -> int:
-    """How many processes of this run are on this machine, this one too."""
+def own_machine() -> list[int]:
+    """The processes of this machine, in order, this one too; [] as of `machines`."""
     own = runtime.current().process_id
-    return next((len(processes) for processes in machines() if own in processes), 1)
+    return next((processes for processes in machines() if own in processes), [])
 
 
 @contextlib.contextmanager
@@ -193,7 +190,7 @@ def join_processes(
     """Makes this process part of a run of several. Call it before JAX is used for the first time.
 
     Without arguments the environment that the launcher or another engine has left says which
-    process it is (`membership`). A process not started so is alone, and nothing happens. So
+    process it is (`process_info`). A process not started so is alone, and nothing happens. So
     is one with `num_processes` 1, whatever its environment says, and a child of a process that has
     joined: a reader of data, or a worker of a pool, which imports the script anew.
 

@@ -1,10 +1,11 @@
 """Who takes part in a run apart, as one of its processes sees it: its rank, who lives, the views.
 
+`Membership` is what the rest of hetjax asks; `MembershipClient` is that of one machine.
 The processes of such a run have no runtime in common. The launcher gives each start of a process a
 number, and writes in `roll`, a file that all have mapped, which starts are over. A `MembershipView`
 says of a round which members are in its sum and in the next round. It is a key that is set once
-(`files`): a process that comes second adopts what stands. So all have the same decisions, whichever
-process dies.
+(`file_store`): a process that comes second adopts what stands. So all have the same decisions,
+whichever process dies.
 """
 
 import contextlib
@@ -27,8 +28,6 @@ if TYPE_CHECKING:  # the launcher needs no JAX
     from jax.sharding import Mesh
 
     from hetjax.comm import communicator as communicator_lib
-
-    Making = Callable[["MembershipClient", Mesh], communicator_lib.Communicator]
 
 logger = logging.getLogger(__name__)
 
@@ -185,7 +184,7 @@ class MembershipClient(Membership):
         heartbeats: pathlib.Path,
         late_secs: float = LATE_SECS,
         busy_secs: float = BUSY_SECS,
-        communicator: "Making | None" = None,
+        communicator: Callable[..., Any] | None = None,
     ) -> None:
         super().__init__(rank, incarnation, seats=seats, founders=founders)
         self.directory, self._heartbeats, self._communicator = directory, heartbeats, communicator
@@ -269,9 +268,8 @@ class MembershipClient(Membership):
 
     def ask(self) -> None:
         """Asks to become a member."""
-        self.client.key_value_set(
-            f"ask/{self.incarnation}", json.dumps(self.own), allow_overwrite=True
-        )
+        own = json.dumps(self.own)
+        self.client.key_value_set(f"ask/{self.incarnation}", own, allow_overwrite=True)
 
     def forget(self, members: Iterable[Member]) -> None:
         """Takes away the requests of those that have become members."""
@@ -323,7 +321,7 @@ def newest_on(board: file_store.FileStore) -> MembershipView | None:
     return max(found, key=lambda decision: decision.number, default=None)
 
 
-def of_environment(communicator: "Making") -> MembershipClient | None:
+def of_environment(communicator: Callable[..., Any]) -> MembershipClient | None:
     """The membership that the launcher gives this process; None where the run is not apart.
 
     Args:

@@ -33,7 +33,7 @@ class Runtime:
         self.waits = blocking_waits.of_process()
 
     @property
-    def _joined(self) -> Any:
+    def joined(self) -> Any:
         """What knows of the run, in the words of JAX."""
         if self.membership is not None:
             return self.membership
@@ -43,12 +43,12 @@ class Runtime:
 
     @property
     def process_id(self) -> int:
-        return self._joined.process_id
+        return self.joined.process_id
 
     @property
     def num_processes(self) -> int:
         """Of the run; in a run apart its seats, taken or not."""
-        return self._joined.num_processes
+        return self.joined.num_processes
 
     @property
     def seats(self) -> int:
@@ -58,28 +58,20 @@ class Runtime:
     @property
     def client(self) -> Any:
         """Of the values that all processes see; None: this process is alone."""
-        return self._joined.client
+        return self.joined.client
 
     @property
     def coordinator_address(self) -> str | None:
-        return self._joined.coordinator_address
+        return self.joined.coordinator_address
 
     @property
     def is_first(self) -> bool:
         """Whether this process says what the others compare theirs with."""
-        is_newcomer = self.membership is not None and self.membership.is_newcomer
-        return self.process_id == 0 and not is_newcomer
-
-    @property
-    def roster(self) -> stall_reporter.Roster:
-        return self.membership or Joined(self._joined)
+        return self.process_id == 0 and not (self.membership and self.membership.is_newcomer)
 
 
 class Joined(stall_reporter.Roster):
-    """The processes of `jax.distributed`, whose state this is."""
-
-    def __init__(self, state: Any) -> None:
-        self._state = state
+    """The processes of `jax.distributed`."""
 
     def leave_at_exit(self) -> None:
         """Has JAX leave the run when this process exits, without waiting for the others.
@@ -87,9 +79,10 @@ class Joined(stall_reporter.Roster):
         JAX would wait at its exit until all processes have come to theirs: its client does so when
         it is destroyed. So the client is given up without being destroyed.
         """
-        for held in (self._state.client, self._state.service):
+        state = current().joined
+        for held in (state.client, state.service):
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(held))  # so that nothing ever destroys it
-        self._state.client = self._state.service = None
+        state.client = state.service = None
 
 
 @functools.cache

@@ -2,9 +2,9 @@
 
 Sums through sockets, as in a cluster, cost every process much of its processor time, and the round
 waits for the process with the least. So every process copies its own contribution into a file that
-all have mapped, before the gathering at the end of the local phase (`gathering.py`). Afterwards the
-process whose time is the cheapest adds them up there, in the order of the workers. Rounds use two
-places of the file in turn, so a process that is ahead overwrites nothing.
+all have mapped, before the gathering at the end of the local phase (`allgather_work`). Afterwards
+the process whose time is the cheapest adds them up there, in the order of the workers. Rounds use
+two places of the file in turn, so a process that is ahead overwrites nothing.
 
 Where the processes are on several machines, each machine has such a file, and its first process
 adds the totals of the machines up over the network.
@@ -121,11 +121,7 @@ def add_up(rows: Sequence[np.ndarray], total: np.ndarray) -> None:
 
 def _num_bytes(like: types.PyTree, num_workers: int) -> int:
     row = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(like))
-    return (
-        2 * (num_workers + 1) * -(-row // double_buffer.ALIGNED) * double_buffer.ALIGNED
-        if row
-        else 0
-    )
+    return 2 * (num_workers + 1) * -(-row // double_buffer.ALIGNED) * double_buffer.ALIGNED
 
 
 def new_file(num_bytes: int) -> int | None:
@@ -164,11 +160,8 @@ def file_of_machine(
     """
     dtypes = {leaf.dtype for leaf in jax.tree.leaves(like)}
     num_bytes = _num_bytes(like, len(_of_machine(mesh, sockets)))
-    if (
-        len(dtypes) > 1
-        or not dtypes <= {np.dtype(np.float32), np.dtype(np.float64)}
-        or not 0 < num_bytes <= _MOST_BYTES
-    ):
+    are_known = dtypes <= {np.dtype(np.float32), np.dtype(np.float64)}
+    if len(dtypes) > 1 or not are_known or not 0 < num_bytes <= _MOST_BYTES:
         return None
     first = sockets.processes[0]
     if jax.process_index() != first:

@@ -121,7 +121,7 @@ def connect(
     Args:
         index: of this process.
         processes: of this machine, this one too.
-        board: a `processes.Board` for this only, which says which are ready.
+        board: a store for this only, which says which are ready.
 
     Returns:
         The connections, or None if sockets are not possible here, or not wanted (`SHARED_MEMORY`).

@@ -129,7 +129,7 @@ def _too_large(source: Any, found: trial.Trial, devices: Sequence[jax.Device]) -
     own = {device for device in devices if device.process_index == jax.process_index()}
     copies = 1 + sum(device.platform == "cpu" for device in own)
     if (of_machine := memory.free_bytes()) is not None:
-        of_machine //= join.processes_of_machine()
+        of_machine //= max(len(join.own_machine()), 1)
     for needed, free, where in (
         (copies * size, of_machine, "memory"),
         *[(size, _free_on(device), f"memory of {device}") for device in own],

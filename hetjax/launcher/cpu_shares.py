@@ -165,10 +165,8 @@ class ControllerGroups(NoShares):
         self._version, self._shares = version, list(shares)
         self.groups: list[str] = []
         self._cores = pack(shares, available_cores())
-        self.description = (
-            f"CPU shares {_text(shares)} by CPU controller groups (version {version}) on cores "
-            f"{_text(self._cores)}"
-        )
+        how = f"CPU controller groups (version {version}) on cores {_text(self._cores)}"
+        self.description = f"CPU shares {_text(shares)} by {how}"
         try:
             for index in range(len(shares)):
                 self._limit(index)
@@ -222,10 +220,8 @@ class DutyCycle(NoShares):
         self._thread = threading.Thread(target=self._cycle, name="duty cycle", daemon=True)
         self._thread.start()
         reason = f" (no CPU controller group: {why})" if why else ""
-        self.description = (
-            f"CPU shares {_text(shares)} by affinity to cores {_text(self._cores)} and duty "
-            f"cycle{reason}"
-        )
+        how = f"affinity to cores {_text(self._cores)} and duty cycle{reason}"
+        self.description = f"CPU shares {_text(shares)} by {how}"
 
     def confinement(self, index: int) -> Confinement:
         return Confinement(self._cores[index])
@@ -320,11 +316,9 @@ def hold(shares: Sequence[float], *, method: str | None = None) -> NoShares:
     if method == "duty_cycle":
         return DutyCycle(shares)
     try:
-        directory, version = find_controller(
-            pathlib.Path("/proc/self/mountinfo").read_text(),
-            pathlib.Path("/proc/self/cgroup").read_text(),
-        )
-        return ControllerGroups(shares, directory, version)
+        own = pathlib.Path("/proc/self")
+        files = (own / "mountinfo").read_text(), (own / "cgroup").read_text()
+        return ControllerGroups(shares, *find_controller(*files))
     except OSError as error:
         if method == "group":
             raise

@@ -29,10 +29,8 @@ class ElasticSupervisor(supervisor.Supervisor):
         with supervisor.directory("hetjax-run-", self._guardian, where) as self.run_directory:
             (self.run_directory / seats.ASKS).mkdir(mode=0o700)
             self._asks = file_store.FileStore(self.run_directory / seats.ASKS)
-            logger.info(
-                f"workers come and go by --add={self.run_directory} and "
-                f"--remove={self.run_directory}:WORKER"
-            )
+            run = self.run_directory
+            logger.info(f"workers come and go by --add={run} and --remove={run}:WORKER")
             return super().run()
 
     def _environments(self, common: Mapping[str, str]) -> list[dict[str, str]]:
@@ -169,10 +167,9 @@ class ElasticSupervisor(supervisor.Supervisor):
 def _excused(said: heartbeats.Snapshot, now: float) -> heartbeats.Snapshot:
     """What a process said, as if work of its own, which may take its time, had just begun."""
     busy_secs = float(os.environ.get("HETJAX_BUSY_SECS", membership.BUSY_SECS))
-    entries = [
-        e._replace(since=said.alive)
-        if e.phase in heartbeats.OWN_WORK and now - e.since < busy_secs
-        else e
-        for e in said.entries
-    ]
-    return said._replace(entries=tuple(entries))
+
+    def excused(e: heartbeats.Entry) -> heartbeats.Entry:
+        is_excused = e.phase in heartbeats.OWN_WORK and now - e.since < busy_secs
+        return e._replace(since=said.alive) if is_excused else e
+
+    return said._replace(entries=tuple(map(excused, said.entries)))

@@ -108,15 +108,10 @@ def _find_deadlock(
     text = f"all workers wait for each other for {_secs(age)}"
     if len(rounds) < 2:
         return Fault(None, text + (f" in round {rounds.pop()}" if rounds else ""))
-    process, entry = min(
-        ((p, e) for p, e in waiting if e.round_index is not None),
-        key=lambda pair: (pair[1].round_index, pair[0]),
-    )
-    reason = (
-        f"{_name(process, entry)}: waiting in round {entry.round_index}, others in round "
-        f"{max(rounds)}; {text}"
-    )
-    return Fault(process, reason)
+    first = [(p, e) for p, e in waiting if e.round_index == min(rounds)]
+    process, entry = min(first, key=lambda pair: pair[0])
+    where = f"waiting in round {entry.round_index}, others in round {max(rounds)}"
+    return Fault(process, f"{_name(process, entry)}: {where}; {text}")
 
 
 def _entries(snapshot: heartbeats.Snapshot | None, launched: float) -> tuple[heartbeats.Entry, ...]:

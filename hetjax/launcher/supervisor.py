@@ -3,8 +3,8 @@
 What the exit code of a worker means: 0 finished; 2 bad input, which no restart mends; 128 + n ended
 by the signal n of `interrupts.ENDS`, saved; anything else a fault. After a fault the whole gang is
 started again, since no process can join the others in the middle of a run. The workers go on from
-their last checkpoint, of which nothing here knows. A worker that raises tells so (`endings`) before
-anything else of it ends. So the user need not guess which was at fault.
+their last checkpoint, of which nothing here knows. A worker that raises tells so (`exit_reports`)
+before anything else of it ends. So the user need not guess which was at fault.
 """
 
 import contextlib
@@ -312,9 +312,8 @@ class Supervisor:
             cause += f" (exit code {codes[0]})"
         cause = self._after_a_stop(cause)
         code = told.code if told.code in (BAD_INPUT, exit_reports.INTERRUPTED) else 1
-        if told.words.startswith(exit_reports.OF_INPUT) and not heartbeats.any_round(
-            self._directory
-        ):
+        has_begun = heartbeats.any_round(self._directory)
+        if told.words.startswith(exit_reports.OF_INPUT) and not has_begun:
             code, cause = BAD_INPUT, f"{cause} (before the first round; nothing is restarted)"
         self._verdict = Verdict(code, cause, restart=code == 1 and not self._stop_code)
         self._set_deadline(self._options.grace_secs, self._workers.kill)
@@ -365,11 +364,8 @@ class Supervisor:
 
     def _stopped(self) -> set[int]:
         """Workers that something else has stopped: not the duty cycle, which continues them."""
-        return {
-            index
-            for index, pid in self._workers.running.items()
-            if not self._shares.stops(index) and gang.is_stopped(pid)
-        }
+        running, stops = self._workers.running, self._shares.stops
+        return {k for k, pid in running.items() if not stops(k) and gang.is_stopped(pid)}
 
     def _after_a_stop(self, cause: str) -> str:
         stopped = self._stopped()

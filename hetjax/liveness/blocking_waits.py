@@ -1,7 +1,7 @@
 """What do the threads of this process wait for, and can it still come?
 
-A wait for other processes is a context. `watch` reads them all. It says every ten seconds who is
-waited for, and ends waits that would last for ever.
+A wait for other processes is a context. `failure_detector` reads them all. It says every ten
+seconds who is waited for, and ends waits that would last for ever.
 """
 
 import functools
@@ -57,7 +57,7 @@ class Wait:
             LostProcessError: a process has ended, so the wait would have no end.
         """
         if self._waits.lost:
-            raise LostProcessError(self._waits.lost)
+            raise LostProcessError(self._waits.lost[0])
 
 
 class Waits:
@@ -65,7 +65,7 @@ class Waits:
 
     def __init__(self) -> None:
         self.by_thread: dict[int, Wait] = {}
-        self.lost = ""  # why no thread needs to wait any more
+        self.lost: list[str] = []  # why no thread needs to wait any more
 
 
 @functools.cache
@@ -82,5 +82,4 @@ def longest() -> Wait | None:
 
 def end_all(reason: str) -> None:
     """Has every wait of this process raise a LostProcessError at its next `check`."""
-    waits = of_process()
-    waits.lost = waits.lost or reason
+    of_process().lost.append(reason)

@@ -10,7 +10,8 @@ calls `begin`, and from then on:
 - It looks several times a second at what the others told. If one has raised, or if it waits for one
   that has left, it says so and ends, too: by the `LostProcessError` of its wait, or else after a
   moment. Its exit then waits for no process.
-- It tells what it does. Every ten seconds it says whom it waits for and who is silent (`notices`).
+- It tells what it does. Every ten seconds it says whom it waits for and who is silent
+  (`stall_reporter`).
 """
 
 import atexit
@@ -45,8 +46,6 @@ _GONE_SECS = 0.5  # between a process's last word and its end
 
 class Detector:
     """What a process that is alone tells others: nothing."""
-
-    is_watching = False
 
     def follow(self, heartbeats: heartbeats_lib.Heartbeats) -> None:
         """From now on the others may read what these heartbeats say."""
@@ -87,8 +86,6 @@ class FailureDetector(Detector):
         directory: where the launcher looks, if there is a launcher.
         roster: of the run.
     """
-
-    is_watching = True
 
     def __init__(
         self,
@@ -135,9 +132,8 @@ class FailureDetector(Detector):
 
     def left(self, error: BaseException) -> None:
         self._is_unwinding = True
-        if self._roster.is_guest:
-            return  # no process waits for it
-        if self._end is None and self._left_by is not error and not is_loss(error):
+        is_known = self._end is not None or self._left_by is error or is_loss(error)
+        if not (is_known or self._roster.is_guest):  # for whom no process waits
             self._left_by, self._reason = error, exit_reports.of_error(self._process, error)
             self._say_left()
 
@@ -236,10 +232,8 @@ class FailureDetector(Detector):
         self._post(f"left/{self._process}", left)
 
     def _others_left_behind(self) -> set[int]:
-        return (
-            self._roster.living(set(range(self._num_processes)) - {self._process})
-            - self._left.keys()
-        )
+        others = set(range(self._num_processes)) - {self._process}
+        return self._roster.living(others) - self._left.keys()
 
     def _let_others_end(self) -> None:
         """Process 0 goes last, because JAX aborts a process when the board is gone."""

@@ -13,7 +13,6 @@ import socket
 import threading
 import time
 from collections.abc import Mapping, Set
-from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 from hetjax.liveness import blocking_waits
@@ -28,15 +27,6 @@ _MOST_TOLD_PER_SEC = 64.0  # by all processes together
 _SILENT_SECS = 8.0  # a process that tells nothing new for so long is silent
 _SPEAK_SECS = 1.0
 _MOST_NAMED = 8  # in one line
-_DOING = MappingProxyType(
-    {
-        "starting": "starting (reading data, or compiling)",
-        "waiting": "at its own work",  # if it waited for others, it would say for whom
-        "loading": "waiting for its data",
-        "reporting": "in a callback",
-        "checkpointing": "saving",
-    }
-)
 
 
 class Store(Protocol):
@@ -87,7 +77,14 @@ class Activity(NamedTuple):
             >>> Activity("pid 7 on a", 3, "reporting", 6, 12.0).told(2.0, is_silent=False)
             'pid 7 on a: in a callback in round 6 for 14 s'
         """
-        does = _DOING.get(self.phase, self.phase) or "in no round of hetjax"
+        said = {
+            "starting": "starting (reading data, or compiling)",
+            "waiting": "at its own work",  # if it waited for others, it would say for whom
+            "loading": "waiting for its data",
+            "reporting": "in a callback",
+            "checkpointing": "saving",
+        }
+        does = said.get(self.phase, self.phase) or "in no round of hetjax"
         does += "" if self.round is None else f" in round {self.round}"
         if self.waits:
             does = f"waiting for {self.waits}"
@@ -120,10 +117,9 @@ class StallReporter:
         self._told = -self._tell_secs  # monotonic, when this process told its own position
         self._asked: float | None = None  # monotonic, since when the board has not answered
         self._heard_at = now  # when the board last answered
-        # What was told last, and when that was new.
-        self._heard: dict[int, tuple[Activity | None, float]] = dict.fromkeys(
-            self._others, (None, now)
-        )
+        nothing: tuple[Activity | None, float] = None, now
+        self._heard = dict.fromkeys(self._others, nothing)
+        """What was told last, and when that was new."""
         self._said: tuple[object, int] = (None, 0)  # a wait, and how often it was spoken of
         self._spoke_at = now
 
@@ -187,15 +183,12 @@ class StallReporter:
             self._said = (subject, 0)
         elif secs >= PERIOD_SECS * (times + 1):
             self._said = (subject, int(secs / PERIOD_SECS))
+            this = f"process {self._process}"
             if wait is not None:
-                logger.warning(
-                    f"process {self._process} has waited {secs:.0f} s for "
-                    f"{self._described(missing)} to {wait.what}"
-                )
+                others = self._described(missing)
+                logger.warning(f"{this} has waited {secs:.0f} s for {others} to {wait.what}")
             if unnamed := silent - (missing or set()):
-                logger.warning(
-                    f"process {self._process} hears nothing of {self._described(unnamed)}"
-                )
+                logger.warning(f"{this} hears nothing of {self._described(unnamed)}")
 
     def _speak(self) -> None:
         while True:
@@ -230,13 +223,10 @@ class StallReporter:
                 continue
             position, since = self._heard[other]
             is_silent = self._silence(other) >= self._silent_secs
-            told.append(
-                f"no word of it for {now - since:.0f} s"
-                if position is None
-                else position.told(now - since, is_silent=is_silent)
-            )
-            if missing is None or len(missing) > 1:
-                told[-1] = f"process {other}, {told[-1]}"
+            does = position and position.told(now - since, is_silent=is_silent)
+            does = does or f"no word of it for {now - since:.0f} s"
+            is_one = missing is not None and len(missing) == 1
+            told.append(does if is_one else f"process {other}, {does}")
         return named(missing) + (f" ({'; '.join(told)})" if told else "")
 
 

@@ -124,19 +124,16 @@ class Workers:
                 raise ValueError(f"launch: there was no {said} for {secs:.0f} s (start_secs)")
             logger.warning(f"has waited {secs:.0f} s for {said}")
         for index, bundle in enumerate(self._bundles):
-            options = {name: bundle.get(key, 0) for key, name in _OPTIONS.items()}
-            self._actors.append(
-                ray.remote(_Worker)
-                .options(
-                    **options,
-                    resources={key: n for key, n in bundle.items() if key not in _OPTIONS},
-                    runtime_env={"env_vars": self._variables},
-                    scheduling_strategy=scheduling_strategies.PlacementGroupSchedulingStrategy(
-                        self._group, placement_group_bundle_index=index
-                    ),
-                )
-                .remote()
+            placed = scheduling_strategies.PlacementGroupSchedulingStrategy(
+                self._group, placement_group_bundle_index=index
             )
+            actor = ray.remote(_Worker).options(
+                **{name: bundle.get(key, 0) for key, name in _OPTIONS.items()},
+                resources={key: n for key, n in bundle.items() if key not in _OPTIONS},
+                runtime_env={"env_vars": self._variables},
+                scheduling_strategy=placed,
+            )
+            self._actors.append(actor.remote())
 
     def _follow(self) -> End:
         """The first end that is no consequence of another one; else that of worker 0."""

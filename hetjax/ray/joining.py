@@ -1,7 +1,5 @@
 """Where do the processes of a run meet that Ray has started, and how does each learn its number?"""
 
-import os
-
 from hetjax.comm import join as join_lib
 
 
@@ -22,7 +20,4 @@ def join(own: int, size: int, address: str) -> None:
         size: of the run.
         address: HOST:PORT of process 0.
     """
-    os.environ["HETJAX_PROCESS_ID"] = str(own)
-    os.environ["HETJAX_NUM_PROCESSES"] = str(size)
-    os.environ["HETJAX_COORDINATOR"] = address
-    join_lib.join_processes()
+    join_lib.join_processes(own, size, address)

@@ -41,7 +41,7 @@ def later(monkeypatch, after):
 def shared(monkeypatch):
     """A board; nobody ends this process, and waits of other tests are over."""
     later(monkeypatch, lambda secs, action: None)
-    monkeypatch.setattr(blocking_waits.of_process(), "lost", "")
+    monkeypatch.setattr(blocking_waits.of_process(), "lost", [])
     return Board()
 
 
@@ -185,7 +185,7 @@ def test_a_wait_at_the_board_can_be_ended(shared, monkeypatch):
     monkeypatch.setattr(distributed.global_state, "client", Client())
     with pytest.raises(blocking_waits.LostProcessError, match="no such file"):
         key_value_store.KeyValueStore("a test").wait("key", 600.0)
-    blocking_waits.of_process().lost = ""
+    blocking_waits.of_process().lost.clear()
     monkeypatch.setattr(blocking_waits, "end_all", lambda reason: None)
     with pytest.raises(TimeoutError, match=r"no process posted 'key' within 0\.1 s"):
         key_value_store.KeyValueStore("a test").wait("key", 0.1)
