@@ -16,7 +16,14 @@ from tests import programs
 from tests.once import once
 
 ROOT = pathlib.Path(__file__).parent.parent
-FILES = {"config.json", "metrics.jsonl", "summary.json", "report.html", "checkpoints"}
+FILES = {
+    "config.json",
+    "metrics.jsonl",
+    "summary.json",
+    "report.html",
+    "checkpoints",
+    "generations",
+}
 FIELDS = {
     *("train_loss", "test_loss", "test_accuracy", "rounds", "epochs", "wall_secs", "quotas"),
     *("examples_processed", "examples_missing", "examples_duplicated", "waiting_fraction"),

@@ -5,8 +5,8 @@ directory, and a manifest lists the SHA-256 sum of every file. All of it is flus
 one rename makes it a checkpoint. Orbax restores a file with a flipped bit without a word. So a
 restore verifies the manifest first, and falls back on an older checkpoint if it does not agree.
 
-One process writes, in a background thread; the others never touch the directory. The loop decides
-what belongs to a run and when it is saved. Nothing is ever unpickled.
+One process writes, in a background thread. `generations` says what may be read of those that led
+before. The loop decides what belongs to a run and when it is saved. Nothing is ever unpickled.
 """
 
 import contextlib
@@ -24,6 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from hetjax.checkpoints import files as files_lib
+from hetjax.checkpoints import generations
 
 logger = logging.getLogger(__name__)
 
@@ -45,10 +46,11 @@ class Saved(NamedTuple):
 class Checkpoints:
     """Writes checkpoints into a directory, one after another, in a background thread.
 
-    A directory belongs to one run, and one process writes to it. The umask says who may read it.
+    A directory belongs to one run. The umask says who may read it.
 
     Args:
         directory: made if it does not exist.
+        lead: of this process, where others may lead before and after it; it made the directory.
         keep: how many checkpoints stay, the newest ones.
         on_stage: called in the background thread as each of the `STAGES` begins.
         meanwhile: called again and again in the wait until a checkpoint is written.
@@ -61,19 +63,26 @@ class Checkpoints:
         self,
         directory: str | pathlib.Path,
         *,
+        lead: generations.Lead | None = None,
         keep: int = 2,
         on_stage: Callable[[str], None] = lambda stage: None,
         meanwhile: Callable[[], None] = lambda: None,
     ) -> None:
         self._directory = pathlib.Path(directory)
-        self._keep, self._on_stage, self._meanwhile = keep, on_stage, meanwhile
+        self._keep, self._on_stage, self._meanwhile, self._lead = keep, on_stage, meanwhile, lead
         try:
             self._directory.mkdir(parents=True, exist_ok=True)
-            probe = self._directory / f"{_PARTIAL}{os.getpid()}"
-            probe.mkdir(exist_ok=True)  # so a full or read-only disk shows at once
+            self._scratch = self._directory if lead is None else lead.scratch
+            for stale in self._scratch.glob(f"{_PARTIAL}*"):
+                shutil.rmtree(stale)
+            probe = self._scratch / f"{_PARTIAL}{os.urandom(8).hex()}"
+            probe.mkdir()  # so a full or read-only disk shows at once
             probe.rmdir()
-            self.latest: int | None = max(files_lib.steps(self._directory), default=None)
+            self.latest: int | None = max(generations.readable(self._directory), default=None)
+            self._prune()
         except OSError as error:
+            if lead is not None:
+                lead.check()
             raise ValueError(
                 f"no checkpoints can be kept in {str(directory)!r}: {error}"
             ) from error
@@ -118,11 +127,10 @@ class Checkpoints:
             self._thread.shutdown()
 
     def _write(self, step: int, arrays: dict[str, np.ndarray], about: str) -> None:
-        partial = self._directory / f"{_PARTIAL}{step:08d}"
+        path = self._directory / f"{step:08d}"
+        partial = self._scratch / f"{_PARTIAL}{step:08d}"  # two writers have two such directories
         try:
             self._on_stage("begin")
-            for stale in self._directory.glob(f"{_PARTIAL}*"):
-                shutil.rmtree(stale)
             self._check_room(sum(array.nbytes for array in arrays.values()))
             partial.mkdir()
             self._on_stage("arrays")
@@ -132,11 +140,22 @@ class Checkpoints:
             self._on_stage("manifest")
             files_lib.seal(partial, step)
             self._on_stage("commit")
-            partial.rename(self._directory / f"{step:08d}")
+            if step not in generations.readable(self._directory):
+                generations.put_away(path, self._scratch)
+            try:
+                partial.rename(path)
+            except OSError:
+                if not path.is_dir():
+                    raise
+                shutil.rmtree(partial)  # another leader of this generation has written the same
             self.latest = step
             files_lib.flush(self._directory)
         except Exception as error:  # Orbax has errors of many types
             shutil.rmtree(partial, ignore_errors=True)
+            if self._lead is not None and not self._lead.leads():
+                where = str(self._directory)
+                logger.warning(f"checkpoint {step} is dropped: another process leads in {where!r}")
+                return
             raise ValueError(
                 f"checkpoint {step} could not be written to {str(self._directory)!r}: "
                 f"{files_lib.reason(error)}; the checkpoints before it are untouched"
@@ -151,9 +170,10 @@ class Checkpoints:
             raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)} for {num_bytes >> 20} MB")
 
     def _prune(self) -> None:
-        for step in sorted(files_lib.steps(self._directory))[: -self._keep]:
+        kept = generations.readable(self._directory)[-self._keep :]
+        for step in set(files_lib.steps(self._directory)) - set(kept):
             try:
-                _remove(self._directory, step)
+                generations.put_away(self._directory / f"{step:08d}", self._scratch)
             except OSError as error:
                 raise ValueError(f"old checkpoint {step} could not be removed: {error}") from error
 
@@ -162,7 +182,8 @@ def newest(directory: str | pathlib.Path, *, mend: bool = True) -> Saved | None:
     """The newest checkpoint that is whole; None if there is none.
 
     A damaged or incomplete one is renamed to `<step>.damaged`, with a message on stderr, and the
-    one before it is tried. What an interrupted save left is ignored.
+    one before it is tried. What an interrupted save left is ignored, and what a leader left that
+    was stopped before a later generation began.
 
     Args:
         directory: of checkpoints.
@@ -174,7 +195,7 @@ def newest(directory: str | pathlib.Path, *, mend: bool = True) -> Saved | None:
     """
     directory = pathlib.Path(directory)
     try:
-        for step in sorted(files_lib.steps(directory), reverse=True):
+        for step in reversed(generations.readable(directory)):
             path = directory / f"{step:08d}"
             try:
                 return _read(path)
@@ -191,7 +212,7 @@ def newest(directory: str | pathlib.Path, *, mend: bool = True) -> Saved | None:
 def newest_about(directory: str | pathlib.Path) -> dict[str, Any] | None:
     """The `about` of the newest checkpoint in which that is whole; its arrays are not checked."""
     directory = pathlib.Path(directory)
-    for step in sorted(files_lib.steps(directory), reverse=True):
+    for step in reversed(generations.readable(directory)):
         path = directory / f"{step:08d}"
         with contextlib.suppress(files_lib.DamageError, OSError):  # `newest` tells of them
             files_lib.verify(path, only=files_lib.ABOUT)
@@ -212,18 +233,6 @@ def read(directory: str | pathlib.Path, step: int) -> Saved:
         raise ValueError(
             f"checkpoint {str(path)!r} cannot be read: {error}; all processes need to see it"
         ) from error
-
-
-def clear(directory: str | pathlib.Path) -> None:
-    """Removes the checkpoints of a run that begins anew; those set aside as damaged stay."""
-    directory = pathlib.Path(directory)
-    for step in files_lib.steps(directory) if directory.is_dir() else ():
-        _remove(directory, step)
-
-
-def _remove(directory: pathlib.Path, step: int) -> None:
-    """Hides a checkpoint and then removes it, so a half-removed one never counts as damaged."""
-    shutil.rmtree((directory / f"{step:08d}").rename(directory / f"{_PARTIAL}{step:08d}"))
 
 
 def _read(path: pathlib.Path) -> Saved:

@@ -68,6 +68,9 @@ class Communicator:
     changes: Sequence[tuple[int, str]] = ()
     """(worker, what) of the workers that came and went in the last round, as a report has it."""
 
+    incarnation = 0
+    """Of this process: a start of it in the place of one that ended has a higher one."""
+
     round_number = 0
     """Of the round that has begun: the same in all processes that are in it, and in no other."""
 

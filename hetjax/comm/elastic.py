@@ -74,6 +74,10 @@ class Elastic(communicator_lib.Communicator):
         return np.isin(self.process_of, [m.rank for m in last.members] if last else seats)
 
     @property
+    def incarnation(self) -> int:  # type: ignore[override]
+        return self.roster.incarnation
+
+    @property
     def joins(self) -> bool:
         return self.roster.is_guest
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from hetjax.checkpoints import checkpoint
+from hetjax.checkpoints import checkpoint, generations
 from hetjax.comm import key_value_store as store_lib
 from hetjax.config import recorded
 from hetjax.rounds import resume as resume_lib
@@ -48,9 +48,7 @@ def saved_in(
     saved, grown = None, list[str]()
     if setup.where.leads:
         saved, grown = _checked(workdir, task, resume, fingerprint)
-        if saved is None:
-            checkpoint.clear(directory)
-        else:
+        if saved is not None:
             resume_lib.check_shards(saved, setup)
             more = f", with more: {', '.join(grown)}" if grown else ""
             logger.info(
@@ -154,16 +152,22 @@ class CheckpointManager:
     Args:
         workdir: of the run; None: nothing is kept.
         setup: of the run.
+        lead: of this process; None: another one leads.
     """
 
-    def __init__(self, workdir: pathlib.Path | None, setup: setup_lib.Setup) -> None:
+    def __init__(
+        self,
+        workdir: pathlib.Path | None,
+        setup: setup_lib.Setup,
+        lead: generations.Lead | None = None,
+    ) -> None:
         self._every_secs, self.keeps = setup.config.checkpoint.every_secs, workdir is not None
         self._checkpoints = None
-        if workdir is not None and setup.where.leads:
+        if workdir is not None and lead is not None:
             keep = setup.config.checkpoint.keep
             where, at = workdir / resume_lib.DIRECTORY, setup.company.heartbeats.at
             self._checkpoints = checkpoint.Checkpoints(
-                where, keep=keep, meanwhile=lambda: at("checkpointing")
+                where, lead=lead, keep=keep, meanwhile=lambda: at("checkpointing")
             )
         self._last = time.monotonic()
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TextIO
 
 from hetjax import paths, whole
+from hetjax.checkpoints import generations
 from hetjax.config import recorded
 from hetjax.reported import plain
 
@@ -24,9 +25,10 @@ class Recorder:
         files: names of the files of lines, by what they hold.
         lines: of each file, those of the steps before a resumed run goes on.
         bar: makes the bar, when the first step is done; None: no bar is shown.
+        lead: of this process, where others may lead before and after it.
 
     Raises:
-        ValueError: if the directory cannot be written.
+        ValueError: if the directory cannot be written, as where another process leads.
     """
 
     def __init__(
@@ -37,22 +39,26 @@ class Recorder:
         files: Mapping[str, str],
         lines: Mapping[str, list[Line]],
         bar: Callable[[], Any] | None = None,
+        lead: generations.Lead | None = None,
     ) -> None:
         self.config, self.lines = config, {name: list(lines[name]) for name in files}
         self.workdir = None if workdir is None else pathlib.Path(workdir)
         self.page = ""  # report.html, when it is written
         self._files: dict[str, TextIO] = {}
         self._make_bar, self._bar = bar, None
+        self._lead = lead
+        self._written = whole.written if lead is None else lead.written
+        remove = generations.put_away if lead is None else lead.remove
         if self.workdir is None:
             return
-        with _writing(self.workdir):
-            _write_json(self.workdir / "config.json", config)
+        with _writing(self.workdir, lead):
+            self._write("config.json", _as_json(config))
             for name, file in files.items():
-                kept = "".join(json.dumps(line) + "\n" for line in lines[name])
-                write_whole(self.workdir / file, kept)
-                self._files[name] = (self.workdir / file).open("a", buffering=1)
+                with self._written(self.workdir / file) as new:
+                    self._files[name] = new.open("w", buffering=1)  # whatever takes its place
+                    self._files[name].write("".join(json.dumps(x) + "\n" for x in lines[name]))
             for name in (SUMMARY, REPORT):
-                (self.workdir / name).unlink(missing_ok=True)
+                remove(self.workdir / name)
 
     @property
     def history(self) -> list[Line]:
@@ -72,7 +78,7 @@ class Recorder:
         for name, line in lines:
             self.lines[name].append(line)
             if self.workdir is not None:
-                with _writing(self.workdir):
+                with _writing(self.workdir, self._lead):
                     self._files[name].write(json.dumps(line, allow_nan=False) + "\n")
         if self._bar is not None:
             self._bar.set_postfix_str(text, refresh=False)
@@ -93,11 +99,16 @@ class Recorder:
         summary = plain(summary)
         self.close()
         if self.workdir is not None:
-            with _writing(self.workdir):
-                _write_json(self.workdir / SUMMARY, summary)
+            with _writing(self.workdir, self._lead):
+                self._write(SUMMARY, _as_json(summary))
                 self.page = page(summary, self)
-                (self.workdir / REPORT).write_text(self.page, encoding="utf-8", errors="replace")
+                self._write(REPORT, self.page)
         return summary
+
+    def _write(self, name: str, text: str) -> None:
+        assert self.workdir is not None
+        with self._written(self.workdir / name) as new:
+            new.write_text(text, encoding="utf-8", errors="replace")
 
     def close(self) -> None:
         """Ends the bar and the files; may be called twice."""
@@ -109,10 +120,12 @@ class Recorder:
 
 
 @contextlib.contextmanager
-def _writing(workdir: pathlib.Path) -> Any:
+def _writing(workdir: pathlib.Path, lead: generations.Lead | None = None) -> Any:
     try:
         yield
     except OSError as error:
+        if lead is not None:
+            lead.check()
         raise recorded.unusable(workdir, error) from error
 
 
@@ -142,8 +155,8 @@ def made_directory(workdir: pathlib.Path) -> pathlib.Path:
     return workdir
 
 
-def _write_json(path: pathlib.Path, value: Any) -> None:
-    write_whole(path, json.dumps(value, indent=2) + "\n")
+def _as_json(value: Any) -> str:
+    return json.dumps(value, indent=2) + "\n"
 
 
 def write_whole(path: pathlib.Path, text: str) -> None:

@@ -20,7 +20,7 @@ from hetjax.checkpoints import checkpoint, leaves
 from hetjax.comm import allgather_work, runtime
 from hetjax.inputs import arguments
 from hetjax.liveness import interrupts
-from hetjax.records import checkpoint_manager, lock, workdir
+from hetjax.records import checkpoint_manager, leading, workdir
 from hetjax.rounds import round_report
 from hetjax.training import callbacks as callbacks_lib
 from hetjax.training import task as task_lib
@@ -63,6 +63,7 @@ class Driver:
         )  # of this process; of all processes
         self._signal: Callable[[], signal.Signals | None] = lambda: None
         self._told_of_signal: list[str] = []
+        self._leading = leading.Leading(stack, directory, task.setup)
         is_guest = task.setup.company.communicator.joins  # that leads takes over first
         saved, lines, later = self._start(resume)
         self._open(lines, leads=task.setup.where.leads and not is_guest)
@@ -75,7 +76,8 @@ class Driver:
         told_of = self._told_of(task.steps_done)
         self._callbacks = callbacks_lib.Callbacks([*callbacks, *hearing.callbacks(told_of)])
         self._given_writers = writers
-        self._writers = background.Background(writers if self._leads else (), told_of)
+        own = writers if self._leads else ()
+        self._writers = background.Background(own, told_of, self._leading.leads)
         stack.callback(lambda: self._writers.close("interrupted"))  # where nothing has closed them
 
     def _told_of(self, first_step: int) -> writer_records.RunInfo:
@@ -93,23 +95,26 @@ class Driver:
             task.begin()  # compiles, before another process waits for this one
             setup.company.heartbeats.at("waiting")
             arrays, about = setup.company.communicator.receive_state()
-            lines = about.pop("lines")
+            lines, self._leading.generation = about.pop("lines"), about["written_by"]
             return checkpoint.Saved(about["rounds"], arrays, about), lines, 0
         saved = None
         if directory is not None:
             if setup.where.leads:
-                self._stack.enter_context(lock.held(workdir.made_directory(directory)))
+                self._leading.hold()
                 self._fingerprint = task.fingerprint()
             saved = checkpoint_manager.saved_in(
                 directory, task, resume, fingerprint=self._fingerprint
             )
+            self._leading.begin(None if saved is None else saved.step)
         return saved, *task.lines_done(directory, saved)
 
     def _open(self, lines: Mapping[str, list[workdir.Line]], *, leads: bool) -> None:
         """Begins to keep the run: in the process that leads, in its workdir."""
         task, setup = self._task, self._task.setup
         self._leads = leads
-        self._checkpoints = checkpoint_manager.CheckpointManager(self._directory, setup)
+        self._checkpoints = checkpoint_manager.CheckpointManager(
+            self._directory, setup, self._leading.lead
+        )
         self._stack.callback(self._checkpoints.close)
         self._recorder = workdir.Recorder(
             self._directory if self._leads else None,
@@ -117,6 +122,7 @@ class Driver:
             files=task.files,
             lines=lines,
             bar=self._bar if self._shows and self._leads else None,
+            lead=self._leading.lead,
         )
         self._stack.callback(self._recorder.close)
 
@@ -129,7 +135,7 @@ class Driver:
             "callbacks begin now"
         )
         if directory is not None:
-            self._stack.enter_context(lock.held(directory, takes_over=True))
+            self._leading.take_over(task.steps_done)
             self._fingerprint = task.fingerprint()
             for name, file in task.files.items():
                 own, (written, _) = lines[name], workdir.whole_lines(directory / file)
@@ -141,7 +147,7 @@ class Driver:
         now = task.summary.clock
         again = [line for line in lines["metrics"] if now - line["start_secs"] < _AGAIN_SECS]
         told_of = self._told_of(again[0][task.number] if again else task.steps_done)
-        self._writers = background.Background(self._given_writers, told_of)
+        self._writers = background.Background(self._given_writers, told_of, self._leading.leads)
         for line in again:
             self._writers.put(line)
 
@@ -298,6 +304,7 @@ class Driver:
         arrays, params = saved.pop("arrays"), saved.pop("params")
         return arrays, saved | {
             "rounds": task.steps_done,
+            "written_by": self._leading.written_by,
             "finished": self._is_finished,
             "stopped_by": self._stopped_by,
             "num_workers": len(setup.where.devices),

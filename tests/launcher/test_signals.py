@@ -81,7 +81,8 @@ def test_a_signal_ends_all_saved(name, to, runtime, secs, launch, tmp_path_facto
         assert "restart" not in run.text()
     summary = json.loads((workdir / "summary.json").read_text())
     assert summary["stopped_by"] == name
-    kept = ["checkpoints", "config.json", "metrics.jsonl", "report.html", "summary.json"]
-    assert sorted(path.name for path in workdir.iterdir()) == kept
+    kept = {"checkpoints", "config.json", "generations", "metrics.jsonl"}
+    kept |= {"report.html", "summary.json"}
+    assert {path.name for path in workdir.iterdir()} == kept
     (saved,) = (workdir / "checkpoints").iterdir()
     assert saved.name == f"{summary['rounds']:08d}"
