@@ -13,24 +13,18 @@ from typing import Any
 
 
 @contextlib.contextmanager
-def written(
-    path: pathlib.Path,
-    put: Callable[..., Any] = os.replace,
-    *,
-    within: pathlib.Path | None = None,
-) -> Iterator[pathlib.Path]:
+def written(path: pathlib.Path, put: Callable[..., Any] = os.replace) -> Iterator[pathlib.Path]:
     """A name to write under; what is written there takes its place after the block.
 
     Args:
         path: the place.
         put: `os.link` sets a name that is not taken yet.
-        within: a directory of the same disk, to write in; None: that of the place.
 
     Raises:
         FileExistsError: of `os.link`: it is taken.
         OSError: there is no room, or no such directory.
     """
-    new = (within or path.parent) / f".{path.name}.{os.urandom(8).hex()}"
+    new = path.with_name(f".{path.name}.{os.urandom(8).hex()}")
     try:
         yield new
         put(new, path)

@@ -75,14 +75,9 @@ class Checkpoints:
             self._scratch = self._directory if lead is None else lead.scratch
             for stale in self._scratch.glob(f"{_PARTIAL}*"):
                 shutil.rmtree(stale)
-            probe = self._scratch / f"{_PARTIAL}{os.urandom(8).hex()}"
-            probe.mkdir()  # so a full or read-only disk shows at once
-            probe.rmdir()
             self.latest: int | None = max(generations.readable(self._directory), default=None)
             self._prune()
         except OSError as error:
-            if lead is not None:
-                lead.check()
             raise ValueError(
                 f"no checkpoints can be kept in {str(directory)!r}: {error}"
             ) from error
@@ -140,21 +135,17 @@ class Checkpoints:
             self._on_stage("manifest")
             files_lib.seal(partial, step)
             self._on_stage("commit")
-            if step not in generations.readable(self._directory):
+            if step in generations.readable(self._directory):
+                shutil.rmtree(partial)  # the leader before has written the same
+            else:
                 generations.put_away(path, self._scratch)
-            try:
                 partial.rename(path)
-            except OSError:
-                if not path.is_dir():
-                    raise
-                shutil.rmtree(partial)  # another leader of this generation has written the same
             self.latest = step
             files_lib.flush(self._directory)
         except Exception as error:  # Orbax has errors of many types
             shutil.rmtree(partial, ignore_errors=True)
             if self._lead is not None and not self._lead.leads():
-                where = str(self._directory)
-                logger.warning(f"checkpoint {step} is dropped: another process leads in {where!r}")
+                logger.warning(f"checkpoint {step} is dropped: another process leads the run now")
                 return
             raise ValueError(
                 f"checkpoint {step} could not be written to {str(self._directory)!r}: "
@@ -195,7 +186,12 @@ def newest(directory: str | pathlib.Path, *, mend: bool = True) -> Saved | None:
     """
     directory = pathlib.Path(directory)
     try:
-        for step in reversed(generations.readable(directory)):
+        found = generations.readable(directory)
+        for step in set(files_lib.steps(directory)) - set(found):
+            logger.warning(
+                f"checkpoint {step} is not read: a later start of the run began before it"
+            )
+        for step in reversed(found):
             path = directory / f"{step:08d}"
             try:
                 return _read(path)

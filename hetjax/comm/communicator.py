@@ -71,6 +71,9 @@ class Communicator:
     incarnation = 0
     """Of this process: a start of it in the place of one that ended has a higher one."""
 
+    run_id = ""
+    """Of the attempt, whose processes may lead in turn; "": one process leads to the end."""
+
     round_number = 0
     """Of the round that has begun: the same in all processes that are in it, and in no other."""
 

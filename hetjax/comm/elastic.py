@@ -59,6 +59,7 @@ class Elastic(communicator_lib.Communicator):
     def __init__(self, roster: membership_lib.MembershipClient, mesh: Mesh) -> None:
         super().__init__(roster.num_processes)
         self.roster, self.mesh = roster, mesh
+        self.incarnation, self.run_id = roster.incarnation, str(roster.directory)
         self.process_of = np.arange(roster.num_processes)
         self.turn = double_buffer.Turn()
         self._sums: list[elastic_sums.ElasticSums] = []  # of each kind of rounds
@@ -72,10 +73,6 @@ class Elastic(communicator_lib.Communicator):
     def present(self) -> np.ndarray:
         last, seats = self.roster.last, range(self.roster.founders)
         return np.isin(self.process_of, [m.rank for m in last.members] if last else seats)
-
-    @property
-    def incarnation(self) -> int:  # type: ignore[override]
-        return self.roster.incarnation
 
     @property
     def joins(self) -> bool:

@@ -3,7 +3,7 @@
 import contextlib
 import json
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from hetjax.config import experiment, kinds
@@ -109,6 +109,22 @@ def _check_given(theirs: dict[str, Any], ours: dict[str, Any], way: str) -> None
                 f"the {title} {name.removeprefix(kinds.GIVEN)!r} of this workdir could not be "
                 f"written down, here it is {mine!r}. Give the same object again, or {way}"
             )
+
+
+@contextlib.contextmanager
+def usable(workdir: pathlib.Path, lead: Any = None) -> Iterator[None]:
+    """Says of an error that a workdir cannot be read or written; or who leads there, in the place
+    of this process.
+
+    Raises:
+        ValueError: instead of an OSError.
+    """
+    try:
+        yield
+    except OSError as error:
+        if lead is not None:
+            lead.check()
+        raise unusable(workdir, error) from error
 
 
 def unusable(workdir: pathlib.Path, error: Exception) -> ValueError:

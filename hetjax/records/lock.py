@@ -7,13 +7,13 @@ import json
 import logging
 import os
 import pathlib
-import socket
 import time
 from collections.abc import Iterator
 from typing import Any
 
 from hetjax.checkpoints import generations
 from hetjax.config import recorded
+from hetjax.rounds import resume as resume_lib
 
 logger = logging.getLogger(__name__)
 
@@ -23,66 +23,93 @@ _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 _held: set[pathlib.Path] = set()  # by this process, which its own locks do not keep out
 
 
-class Held:
-    """A workdir that this process holds.
+@contextlib.contextmanager
+def held(workdir: pathlib.Path) -> Iterator[None]:
+    """Holds a workdir, as `Holder.hold`."""
+    with contextlib.ExitStack() as stack:
+        Holder(stack, workdir).hold()
+        yield
+
+
+class Holder:
+    """How a process holds the workdir of a run, and leads the run there.
+
+    The system lets go of the workdir when the process ends, however it does. `lock.json` there says
+    which process of which host holds it, and since when. One that is there and that no process
+    holds is of a run that was killed: it is taken over.
 
     Args:
-        path: of the lock.
-        file: open, and locked.
-        lead: of this process, once it leads.
+        stack: lets go of the workdir.
+        workdir: of the run.
+        communicator: of the run, where it has one.
     """
 
-    def __init__(self, path: pathlib.Path, file: Any, lead: generations.Lead | None) -> None:
-        self._path, self._file, self.lead = path, file, lead
+    lead: generations.Lead | None = None
+    """Of this process, once it leads."""
 
-    def let_go(self) -> None:
+    def __init__(self, stack: Any, workdir: pathlib.Path, communicator: Any = None) -> None:
+        self._stack, self._workdir, self._communicator = stack, workdir, communicator
+        self._checkpoints, self._path = workdir / resume_lib.DIRECTORY, (workdir / _NAME).resolve()
+
+    def hold(self) -> None:
+        """Holds the workdir, which is there.
+
+        Raises:
+            ValueError: another run holds it, in this process or another; says who.
+        """
+        if self._path in _held:
+            raise ValueError(generations.in_use(self._workdir, "another run of this process"))
+        with recorded.usable(self._workdir):
+            self._keep(_locked(self._path, self._workdir))
+            self._before = generations.newest(self._checkpoints)
+
+    def begin(self, step: int) -> None:
+        """Leads the run, which goes on from a step, or begins anew (-1).
+
+        Raises:
+            ValueError: another process has come between.
+        """
+        with recorded.usable(self._workdir):
+            given = self._checkpoints, self._before, step, self._communicator
+            self.lead = generations.Lead(*given)
+
+    def take_over(self, step: int) -> None:
+        """Leads in the place of another process of the run, which may hold its lock still.
+
+        Args:
+            step: that this process has reached.
+
+        Raises:
+            ValueError: another one leads already, of this run or of the call repeated.
+        """
+        with recorded.usable(self._workdir):
+            self._before = before = generations.newest(self._checkpoints)
+            if before["run_id"] != self._communicator.run_id or before["step"] > step:
+                raise ValueError(generations.in_use(self._workdir, before))
+            self.begin(step)
+            assert self.lead is not None
+            with self.lead.written(self._path) as new:
+                self._keep(new.open("a+b", buffering=0))
+
+    def _keep(self, file: Any) -> None:
+        """Locks a file, if it is not locked, and says whose it is."""
+        self._stack.enter_context(file)
+        with contextlib.suppress(OSError):  # where there are no locks, which has been told
+            _lock(file)
+        file.truncate(0)  # what is written goes to the end
+        file.write(json.dumps(generations.this_process()).encode())
+        _held.add(self._path)
+        self._stack.callback(self._let_go, file)
+
+    def _let_go(self, file: Any) -> None:
         """Removes the lock, unless it is another process's by now."""
         _held.remove(self._path)
         with contextlib.suppress(OSError):  # a directory that was removed meanwhile
             if self.lead is not None:
                 self.lead.remove(self._path)
-                self.lead.close()
-            elif _is_there(self._path, self._file):
+                generations.put_away(self.lead.scratch)
+            elif _is_there(self._path, file):
                 self._path.unlink()
-
-
-@contextlib.contextmanager
-def held(workdir: pathlib.Path, lead: generations.Lead | None = None) -> Iterator[Held]:
-    """Holds a workdir; the system lets go of it when this process ends, however it does.
-
-    `lock.json` there says which process of which host holds it, and since when. One that is there
-    and that no process holds is of a run that was killed: it is taken over.
-
-    Args:
-        workdir: of the run; it is there.
-        lead: of this process, which takes the place of another one of the same run, though that one
-            may hold its lock still: it is stopped, or cut off.
-
-    Raises:
-        ValueError: another run holds it, in this process or another; says who.
-    """
-    path = (workdir / _NAME).resolve()
-    if path in _held:
-        raise ValueError(in_use(workdir, "another run of this process"))
-    with contextlib.ExitStack() as stack:
-        try:
-            if lead is None:
-                file = stack.enter_context(_locked(path, workdir))
-                _write(file)
-            else:
-                with lead.written(path) as new:
-                    file = stack.enter_context(new.open("a+b", buffering=0))
-                    with contextlib.suppress(OSError):  # where there are no locks
-                        _lock(file)
-                    _write(file)
-        except OSError as error:
-            if lead is not None:
-                lead.check()
-            raise recorded.unusable(workdir, error) from error
-        _held.add(path)
-        holds = Held(path, file, lead)
-        stack.callback(holds.let_go)
-        yield holds
 
 
 def _lock(file: Any) -> None:
@@ -90,42 +117,30 @@ def _lock(file: Any) -> None:
     fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
-def _write(file: Any) -> None:
-    file.truncate(0)  # what is written goes to the end
-    file.write(json.dumps(generations.this_process()).encode())
-
-
 def _locked(path: pathlib.Path, workdir: pathlib.Path) -> Any:
     """The file, open and locked; says who held it."""
-    deadline, name = time.monotonic() + _PATIENCE_SECS, repr(str(workdir))
+    deadline = time.monotonic() + _PATIENCE_SECS
     while True:
         file = path.open("a+b", buffering=0)  # or a full disk is found when it is closed
+        file.seek(0)
         try:
             _lock(file)
             if _is_there(path, file):
-                if left := _text(file):
-                    is_here = f'"{socket.gethostname()}"' in left
-                    local = "" if is_here else ", or this disk's locks do not reach that host"
-                    logger.info(
-                        f"{name} was held by {generations.named(left)}, which is gone{local}"
-                    )
+                if left := file.read().decode():
+                    who = generations.in_use(workdir, _holder(left))
+                    who = who.replace(" is in use by ", " was held by ")
+                    logger.info(f"{who}, which is gone, or sees no locks of this disk")
                 return file  # else the run before has just removed it
         except OSError as error:
-            who = generations.named(_text(file))
             if error.errno in _NO_LOCKS:
-                last = f"; {who} used it last" if _text(file) else ""
-                logger.warning(f"{name} has no locks{last}: see that no other run uses it")
+                logger.warning(f"{str(workdir)!r} has no locks: see that no other run uses it")
                 return file
             if time.monotonic() > deadline:
-                file.close()
-                raise ValueError(in_use(workdir, who)) from error
+                with file:
+                    who = _holder(file.read().decode())
+                    raise ValueError(generations.in_use(workdir, who)) from error
         file.close()
         time.sleep(0.05)
-
-
-def _text(file: Any) -> str:
-    file.seek(0)
-    return file.read().decode()
 
 
 def _is_there(path: pathlib.Path, file: Any) -> bool:
@@ -134,6 +149,7 @@ def _is_there(path: pathlib.Path, file: Any) -> bool:
     return False
 
 
-def in_use(workdir: pathlib.Path, holder: str) -> str:
-    """What is said of a workdir that another process holds."""
-    return f"workdir {str(workdir)!r} is in use by {holder}"
+def _holder(text: str) -> Any:
+    with contextlib.suppress(ValueError):  # it is just being written
+        return json.loads(text)
+    return "another process"

@@ -2,16 +2,23 @@
 
 import contextlib
 import json
+import os
 import pathlib
+import socket
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TextIO
 
 from hetjax import paths, whole
 from hetjax.checkpoints import generations
+from hetjax.comm import key_value_store as store_lib
 from hetjax.config import recorded
 from hetjax.reported import plain
 
 METRICS, SUMMARY, REPORT = "metrics.jsonl", "summary.json", "report.html"
+
+PATIENCE_SECS = 60.0
+"""How long the disk of a network may not show a new file."""
 
 Line = dict[str, Any]
 
@@ -46,19 +53,17 @@ class Recorder:
         self.page = ""  # report.html, when it is written
         self._files: dict[str, TextIO] = {}
         self._make_bar, self._bar = bar, None
-        self._lead = lead
-        self._written = whole.written if lead is None else lead.written
-        remove = generations.put_away if lead is None else lead.remove
+        self._lead, self._written = lead, whole.written if lead is None else lead.written
         if self.workdir is None:
             return
-        with _writing(self.workdir, lead):
+        with recorded.usable(self.workdir, lead):
             self._write("config.json", _as_json(config))
             for name, file in files.items():
                 with self._written(self.workdir / file) as new:
                     self._files[name] = new.open("w", buffering=1)  # whatever takes its place
                     self._files[name].write("".join(json.dumps(x) + "\n" for x in lines[name]))
             for name in (SUMMARY, REPORT):
-                remove(self.workdir / name)
+                (generations.put_away if lead is None else lead.remove)(self.workdir / name)
 
     @property
     def history(self) -> list[Line]:
@@ -78,7 +83,7 @@ class Recorder:
         for name, line in lines:
             self.lines[name].append(line)
             if self.workdir is not None:
-                with _writing(self.workdir, self._lead):
+                with recorded.usable(self.workdir, self._lead):
                     self._files[name].write(json.dumps(line, allow_nan=False) + "\n")
         if self._bar is not None:
             self._bar.set_postfix_str(text, refresh=False)
@@ -99,7 +104,7 @@ class Recorder:
         summary = plain(summary)
         self.close()
         if self.workdir is not None:
-            with _writing(self.workdir, self._lead):
+            with recorded.usable(self.workdir, self._lead):
                 self._write(SUMMARY, _as_json(summary))
                 self.page = page(summary, self)
                 self._write(REPORT, self.page)
@@ -119,16 +124,6 @@ class Recorder:
                 file.close()
 
 
-@contextlib.contextmanager
-def _writing(workdir: pathlib.Path, lead: generations.Lead | None = None) -> Any:
-    try:
-        yield
-    except OSError as error:
-        if lead is not None:
-            lead.check()
-        raise recorded.unusable(workdir, error) from error
-
-
 def absolute(workdir: str | pathlib.Path | None) -> pathlib.Path | None:
     """Where it is; one of no run is None.
 
@@ -145,7 +140,7 @@ def made_directory(workdir: pathlib.Path) -> pathlib.Path:
         ValueError: it holds files of something else, or cannot be read or written.
     """
     workdir = paths.on_disk(workdir)
-    with _writing(workdir):
+    with recorded.usable(workdir):
         workdir.mkdir(parents=True, exist_ok=True)
         strangers = [name for name in (METRICS, SUMMARY, REPORT) if (workdir / name).exists()]
     if strangers and not (workdir / "config.json").exists():
@@ -153,6 +148,43 @@ def made_directory(workdir: pathlib.Path) -> pathlib.Path:
             f"workdir {str(workdir)!r} holds a {strangers[0]} but no config.json: it is no run's"
         )
     return workdir
+
+
+def check_shared(directory: pathlib.Path, own: int, processes: Sequence[int]) -> None:
+    """Sees that processes have one workdir, on a disk that all see: each writes a file there, and
+    looks for those of the others.
+
+    Args:
+        directory: the workdir, as this process knows it; made if it is missing.
+        own: this process.
+        processes: all that call this.
+
+    Raises:
+        ValueError: a process does not see what another one wrote; in all processes.
+    """
+    tokens, looks = (store_lib.KeyValueStore(f"workdir {name}") for name in ("tokens", "looks"))
+    token, what = directory / f".token-{os.urandom(8).hex()}", "look for the workdir"
+    with recorded.usable(directory):
+        directory.mkdir(parents=True, exist_ok=True)
+        token.touch()
+    try:
+        said = [token.name, f"{socket.gethostname()}, {str(directory)!r}"]
+        told, ends = (
+            tokens.gather(own, said, processes, what=what),
+            time.monotonic() + PATIENCE_SECS,
+        )
+        names = {other: directory / name for other, (name, _) in told.items()}
+        while (unseen := [p for p in names if not names[p].exists()]) and time.monotonic() < ends:
+            time.sleep(0.05)
+        found = looks.gather(own, unseen, processes, what=what)
+    finally:
+        token.unlink(missing_ok=True)
+    for process, unseen in found.items():
+        for other in unseen:
+            raise ValueError(
+                f"process {process} ({told[process][1]}) does not see the workdir of process "
+                f"{other} ({told[other][1]}); give one on a disk that all processes see"
+            )
 
 
 def _as_json(value: Any) -> str:

@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 
 from hetjax.checkpoints import checkpoint, leaves
-from hetjax.comm import allgather_work, runtime
+from hetjax.comm import allgather_work, join, runtime
 from hetjax.inputs import arguments
 from hetjax.liveness import interrupts
-from hetjax.records import checkpoint_manager, leading, workdir
+from hetjax.records import checkpoint_manager, lock, workdir
 from hetjax.rounds import round_report
 from hetjax.training import callbacks as callbacks_lib
 from hetjax.training import task as task_lib
@@ -63,7 +63,8 @@ class Driver:
         )  # of this process; of all processes
         self._signal: Callable[[], signal.Signals | None] = lambda: None
         self._told_of_signal: list[str] = []
-        self._leading = leading.Leading(stack, directory, task.setup)
+        place = pathlib.Path() if directory is None else directory
+        self._holder = lock.Holder(stack, place, task.setup.company.communicator)
         is_guest = task.setup.company.communicator.joins  # that leads takes over first
         saved, lines, later = self._start(resume)
         self._open(lines, leads=task.setup.where.leads and not is_guest)
@@ -76,14 +77,14 @@ class Driver:
         told_of = self._told_of(task.steps_done)
         self._callbacks = callbacks_lib.Callbacks([*callbacks, *hearing.callbacks(told_of)])
         self._given_writers = writers
-        own = writers if self._leads else ()
-        self._writers = background.Background(own, told_of, self._leading.leads)
+        self._writers = background.Background(writers if self._leads else (), told_of)
         stack.callback(lambda: self._writers.close("interrupted"))  # where nothing has closed them
 
     def _told_of(self, first_step: int) -> writer_records.RunInfo:
         """What writers know of the run, of which they get the lines from a step on."""
         sets = tuple(self._task.evaluate.names)
-        return writer_records.RunInfo(self._task.recorded, self._directory, first_step, sets)
+        of_run = self._task.recorded, self._directory, first_step, sets, self._holder.lead
+        return writer_records.RunInfo(*of_run)
 
     def _start(
         self, resume: bool | str
@@ -95,26 +96,30 @@ class Driver:
             task.begin()  # compiles, before another process waits for this one
             setup.company.heartbeats.at("waiting")
             arrays, about = setup.company.communicator.receive_state()
-            lines, self._leading.generation = about.pop("lines"), about["written_by"]
+            lines = about.pop("lines")
             return checkpoint.Saved(about["rounds"], arrays, about), lines, 0
         saved = None
         if directory is not None:
+            if len(join.machines()) > 1:
+                own = runtime.current()
+                workdir.check_shared(directory, own.process_id, range(own.num_processes))
             if setup.where.leads:
-                self._leading.hold()
+                workdir.made_directory(directory)
+                self._holder.hold()
                 self._fingerprint = task.fingerprint()
             saved = checkpoint_manager.saved_in(
                 directory, task, resume, fingerprint=self._fingerprint
             )
-            self._leading.begin(None if saved is None else saved.step)
+            if setup.where.leads:
+                self._holder.begin(-1 if saved is None else saved.step)
         return saved, *task.lines_done(directory, saved)
 
     def _open(self, lines: Mapping[str, list[workdir.Line]], *, leads: bool) -> None:
         """Begins to keep the run: in the process that leads, in its workdir."""
         task, setup = self._task, self._task.setup
         self._leads = leads
-        self._checkpoints = checkpoint_manager.CheckpointManager(
-            self._directory, setup, self._leading.lead
-        )
+        lead, manager = self._holder.lead, checkpoint_manager.CheckpointManager
+        self._checkpoints = manager(self._directory, setup, lead)
         self._stack.callback(self._checkpoints.close)
         self._recorder = workdir.Recorder(
             self._directory if self._leads else None,
@@ -122,7 +127,7 @@ class Driver:
             files=task.files,
             lines=lines,
             bar=self._bar if self._shows and self._leads else None,
-            lead=self._leading.lead,
+            lead=lead,
         )
         self._stack.callback(self._recorder.close)
 
@@ -135,7 +140,7 @@ class Driver:
             "callbacks begin now"
         )
         if directory is not None:
-            self._leading.take_over(task.steps_done)
+            self._holder.take_over(task.steps_done)
             self._fingerprint = task.fingerprint()
             for name, file in task.files.items():
                 own, (written, _) = lines[name], workdir.whole_lines(directory / file)
@@ -147,7 +152,7 @@ class Driver:
         now = task.summary.clock
         again = [line for line in lines["metrics"] if now - line["start_secs"] < _AGAIN_SECS]
         told_of = self._told_of(again[0][task.number] if again else task.steps_done)
-        self._writers = background.Background(self._given_writers, told_of, self._leading.leads)
+        self._writers = background.Background(self._given_writers, told_of)
         for line in again:
             self._writers.put(line)
 
@@ -304,7 +309,7 @@ class Driver:
         arrays, params = saved.pop("arrays"), saved.pop("params")
         return arrays, saved | {
             "rounds": task.steps_done,
-            "written_by": self._leading.written_by,
+            "written_by": self._holder.lead and self._holder.lead.about,
             "finished": self._is_finished,
             "stopped_by": self._stopped_by,
             "num_workers": len(setup.where.devices),

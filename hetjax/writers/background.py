@@ -48,19 +48,13 @@ class Background:
     Args:
         writers: checked.
         run: that they write of.
-        leads: whether this process leads it; after it does not, it writes nothing more.
 
     Raises:
         ValueError: one does not know where to write.
     """
 
-    def __init__(
-        self,
-        writers: Sequence[records.Writer],
-        run: records.RunInfo,
-        leads: Callable[[], bool] = lambda: True,
-    ) -> None:
-        self._threads = [_Thread(writer, run, leads) for writer in writers]
+    def __init__(self, writers: Sequence[records.Writer], run: records.RunInfo) -> None:
+        self._threads = [_Thread(writer, run) for writer in writers]
         for one in self._threads:
             one.thread.start()
 
@@ -92,11 +86,9 @@ class Background:
 class _Thread:
     """One writer, and the lines that it has not written yet."""
 
-    def __init__(
-        self, writer: records.Writer, run: records.RunInfo, leads: Callable[[], bool]
-    ) -> None:
+    def __init__(self, writer: records.Writer, run: records.RunInfo) -> None:
         self.lines: collections.deque[Line] = collections.deque()
-        self._writer, self._run, self._leads = writer, run, leads
+        self._writer, self._run = writer, run
         self._every_secs = float(getattr(writer, "every_secs", 0.0))
         self.wants_report = bool(getattr(writer, "wants_report", True))
         self._ended: records.Ended | None = None
@@ -141,8 +133,8 @@ class _Thread:
         if self._has_failed:
             return
         try:
-            if not self._leads():
-                raise RuntimeError("another process leads the run now")
+            if self._run.lead is not None:
+                self._run.lead.check()
             function(given)
         except records.Misplaced:
             raise

@@ -46,6 +46,8 @@ class _Csv:
     def begin(self, run: records.RunInfo) -> None:
         self._path = pathlib.Path(kept.place(run, self._given, "scalars.csv", "csv"))
         self._path.parent.mkdir(parents=True, exist_ok=True)
+        in_workdir = self._given is None and run.lead is not None
+        self._written = run.lead.written if in_workdir else whole.written
         rows = []
         self._columns = ["step"]
         if run.first_step and self._path.exists():
@@ -72,7 +74,7 @@ class _Csv:
         """The rows, with all columns that are known."""
         if self._file is not None:
             self._file.close()
-        with whole.written(self._path) as new:
+        with self._written(self._path) as new:
             self._file = new.open("w", newline="", buffering=1)
             self._table = csv_lib.DictWriter(self._file, self._columns, lineterminator="\n")
             self._table.writeheader()

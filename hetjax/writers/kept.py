@@ -8,7 +8,7 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-from hetjax import paths
+from hetjax import paths, whole
 from hetjax.writers import records
 
 _FILE = "writers.json"
@@ -38,7 +38,8 @@ def save(run: records.RunInfo, tracker: str, about: Mapping[str, Any]) -> None:
     """Saves what a resumed run needs to go on with the same run of the tracker."""
     if run.workdir is not None:
         path = run.workdir / _FILE
-        path.write_text(json.dumps({**_read(path), tracker: dict(about)}, indent=2) + "\n")
+        with (whole.written if run.lead is None else run.lead.written)(path) as new:
+            new.write_text(json.dumps({**_read(path), tracker: dict(about)}, indent=2) + "\n")
 
 
 def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -18,6 +18,8 @@ class RunInfo(NamedTuple):
     """Above 0 the run was resumed: this is the first round, or outer step, that it does."""
     sets: Sequence[str] = ()
     """Names of the sets that are evaluated."""
+    lead: Any = None
+    """Of this process (`checkpoints.generations.Lead`), where the run has a workdir."""
 
     @property
     def name(self) -> str:
