@@ -70,8 +70,7 @@ class Holder:
             ValueError: another process has come between.
         """
         with recorded.usable(self._workdir):
-            given = self._checkpoints, self._before, step, self._communicator
-            self.lead = generations.Lead(*given)
+            self.lead = generations.Lead(self._checkpoints, self._before, step, self._communicator)
 
     def take_over(self, step: int) -> None:
         """Leads in the place of another process of the run, which may hold its lock still.
@@ -89,13 +88,11 @@ class Holder:
             self.begin(step)
             assert self.lead is not None
             with self.lead.written(self._path) as new:
-                self._keep(new.open("a+b", buffering=0))
+                self._keep(_locked(new, self._workdir))
 
     def _keep(self, file: Any) -> None:
-        """Locks a file, if it is not locked, and says whose it is."""
+        """Says in a file, which is locked, whose the workdir is."""
         self._stack.enter_context(file)
-        with contextlib.suppress(OSError):  # where there are no locks, which has been told
-            _lock(file)
         file.truncate(0)  # what is written goes to the end
         file.write(json.dumps(generations.this_process()).encode())
         _held.add(self._path)
@@ -112,11 +109,6 @@ class Holder:
                 self._path.unlink()
 
 
-def _lock(file: Any) -> None:
-    # Of the process, not of the file: a child that it forked does not hold it on.
-    fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-
 def _locked(path: pathlib.Path, workdir: pathlib.Path) -> Any:
     """The file, open and locked; says who held it."""
     deadline = time.monotonic() + _PATIENCE_SECS
@@ -124,7 +116,8 @@ def _locked(path: pathlib.Path, workdir: pathlib.Path) -> Any:
         file = path.open("a+b", buffering=0)  # or a full disk is found when it is closed
         file.seek(0)
         try:
-            _lock(file)
+            # Of the process, not of the file: a child that it forked does not hold it on.
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if _is_there(path, file):
                 if left := file.read().decode():
                     who = generations.in_use(workdir, _holder(left))
