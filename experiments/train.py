@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 from absl import flags, logging
 
-from experiments import command_line, config_flag
+from experiments import command_line, config_flag, workers
 from hetjax import paths, process_info
 from hetjax.comm import join, runtime
 from hetjax.liveness import exit_reports
@@ -49,7 +49,7 @@ def train_and_evaluate(
     import hetjax
 
     join.join(place)
-    hetjax.use_cpu_workers(join.own_workers(config.cluster.num_workers, config.local, place))
+    hetjax.use_cpu_workers(workers.own_workers(config.cluster.num_workers, config.local, place))
 
     from experiments import tasks
     from hetjax.inputs import arguments

@@ -12,6 +12,7 @@ configs/sinusoids_few_shot.py, configs/digits_search.py and
 configs/gaussians_gan.py run on one device, and begin anew if they were stopped.
 """
 
+import contextlib
 import json
 import pathlib
 import signal
@@ -21,8 +22,8 @@ from typing import Any, NoReturn
 
 from absl import flags, logging
 
-from experiments import command_line, config_flag
-from experiments.bilevel import settings
+from experiments import command_line, config_flag, workers
+from experiments.bilevel import files, settings
 from hetjax import process_info
 from hetjax.comm import join, runtime
 from hetjax.config import recorded
@@ -80,7 +81,8 @@ def solve(
             config, path, progress=False, place=place, asked=local_is_asked_for, resume=resume
         )
     workdir = workdir_lib.made_directory(pathlib.Path(workdir).expanduser())
-    with lock.held(workdir):
+    with contextlib.ExitStack() as stack:
+        lock.Holder(stack, workdir).hold()
         if resume != checkpoint_manager.OVERWRITE:
             recorded.check(workdir, settings.to_dict(config), may_differ=settings.MAY_DIFFER)
         return _run(
@@ -102,11 +104,11 @@ def _run(
 
         if workdir is not None:
             text = json.dumps(settings.to_dict(config), indent=2) + "\n"
-            workdir_lib.write_whole(workdir / "config.json", text)
+            files.write_whole(workdir / "config.json", text)
         return problems.run(config, workdir, progress=progress)
     import hetjax
 
-    hetjax.use_cpu_workers(join.own_workers(config.cluster.num_workers, config.local, place))
+    hetjax.use_cpu_workers(workers.own_workers(config.cluster.num_workers, config.local, place))
 
     import jax
 
@@ -123,7 +125,7 @@ def _run(
     of_run = None if workdir is None else workdir / rounds.RUN / "config.json"
     began_before = _stamp(of_run)
     if written is not None:
-        workdir_lib.write_whole(written, json.dumps(plain, indent=2) + "\n")
+        files.write_whole(written, json.dumps(plain, indent=2) + "\n")
     # After it is written: the same command is to go on.
     config = arguments.on_devices(config, is_asked_for=asked)
     shown = time.monotonic()
@@ -146,7 +148,7 @@ def _run(
             if before is None:
                 written.unlink()
             else:
-                workdir_lib.write_whole(written, before)
+                files.write_whole(written, before)
         raise
     if result.summary["interrupted"]:
         raise Interrupted(128 + getattr(signal, result.summary["stopped_by"] or "", signal.SIGINT))
@@ -159,11 +161,11 @@ def _run(
         "jax_version": jax.__version__,
     }
     if workdir is not None:
-        workdir_lib.write_whole(workdir / "summary.json", json.dumps(summary, indent=2) + "\n")
+        files.write_whole(workdir / "summary.json", json.dumps(summary, indent=2) + "\n")
         text = page.render(
             config=plain, summary=summary, history=found.history, rounds=rounds.lines_of(workdir)
         )
-        workdir_lib.write_whole(workdir / "report.html", text)
+        files.write_whole(workdir / "report.html", text)
     return summary
 
 

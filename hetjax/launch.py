@@ -18,8 +18,9 @@ import shutil
 import sys
 from collections.abc import Sequence
 
+from hetjax import messages
 from hetjax.comm import join
-from hetjax.launcher import cpu_shares, elastic, seats, supervisor
+from hetjax.launcher import cpu_shares, supervisor
 
 
 def parse(argv: Sequence[str]) -> supervisor.Options:
@@ -45,6 +46,8 @@ def parse(argv: Sequence[str]) -> supervisor.Options:
         "host": "where the coordinator listens (%(default)s: only for this machine)",
         "port": "the coordinator's port until the first restart (a free one)",
         "max_workers": "seats of a run apart, for workers that come later (--workers)",
+        "late_secs": "how long workers of a run apart wait at least for one that makes no progress "
+        "(10, or HETJAX_LATE_SECS)",
     }
     for name, text in flags_of_options.items():
         default = getattr(supervisor.Options, name)
@@ -73,7 +76,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     if any(word.split("=")[0] in ("--add", "--remove") for word in own):
         return _change(argv)
     options = parse(argv)
-    make = elastic.ElasticSupervisor if options.is_apart else None
+    make = None
+    if options.is_apart:
+        from hetjax.launcher import elastic  # it needs NumPy
+
+        make = elastic.ElasticSupervisor
     try:
         return supervisor.supervise(options, make)
     except OSError as error:
@@ -83,6 +90,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _change(argv: Sequence[str]) -> int:
     """Asks the launcher of a run apart for another worker, or for one less."""
+    from hetjax.launcher import seats
+
     parser = argparse.ArgumentParser(prog="python -m hetjax.launch", allow_abbrev=False)
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("--add", metavar="RUNDIR", help="fill a free seat")
@@ -111,10 +120,8 @@ def _read_cpus(text: str, num_workers: int) -> tuple[float, ...]:
         raise ValueError(f"--cpus={text}: must be numbers, as in --cpus=1,0.5,0.25") from None
     if len(shares) != num_workers:
         raise ValueError(f"--cpus={text}: {len(shares)} shares for --workers={num_workers}")
-    try:
+    with messages.as_mistake(f"--cpus={text}: "):
         cpu_shares.check_shares(shares, len(cpu_shares.available_cores()) or os.cpu_count() or 1)
-    except ValueError as error:
-        raise ValueError(f"--cpus={text}: {error}") from None
     return shares
 
 
@@ -123,24 +130,27 @@ def _check(options: supervisor.Options) -> None:
         raise ValueError(f"--workers={options.num_workers}: must be 1 or more")
     if options.max_workers and not options.is_apart:
         raise ValueError(f"--max_workers={options.max_workers}: needs --runtime=apart")
+    if options.late_secs and not options.is_apart:
+        raise ValueError(f"--late_secs={options.late_secs:g}: needs --runtime=apart")
     if 0 < options.max_workers < options.num_workers:
         raise ValueError(f"--max_workers={options.max_workers}: must be at least --workers")
+    if options.is_apart:
+        from hetjax.launcher import seats
+
+        seats.directory_of_runs()
     for name in ("heartbeat_secs", "start_secs"):
         if not getattr(options, name) > 0:
             raise ValueError(f"--{name}={getattr(options, name):g}: must be above 0")
-    for name in ("max_restarts", "grace_secs"):
+    for name in ("max_restarts", "grace_secs", "late_secs"):
         if not 0 <= getattr(options, name) < math.inf:
             raise ValueError(f"--{name}={getattr(options, name):g}: must be 0 or more")
     if not options.command or shutil.which(options.command[0]) is None:
         raise ValueError(f"{' '.join(options.command)!r} is no command; put one behind --")
     if not 0 <= options.port < 1 << 16:
         raise ValueError(f"--port={options.port}: must be from 0 (a free one) to 65535")
-    try:
+    cannot = f"--host={options.host} --port={options.port}: no process can listen there ("
+    with messages.as_mistake(cannot, OSError, after=")"):
         join.find_port(options.host, options.port)
-    except OSError as error:
-        raise ValueError(
-            f"--host={options.host} --port={options.port}: no process can listen there ({error})"
-        ) from None
 
 
 if __name__ == "__main__":

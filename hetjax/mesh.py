@@ -284,7 +284,8 @@ def worker_rows(tree: types.PyTree) -> list[types.PyTree]:
     ]
 
 
-def sliced_rows(tree: types.PyTree, num_workers: int) -> list[types.PyTree]:
+@functools.partial(jax.jit, static_argnums=1)
+def _sliced(tree: types.PyTree, num_workers: int) -> list[types.PyTree]:
     """The rows `[1, ...]` of workers that share a device: copies."""
     return [jax.tree.map(lambda leaf, w=w: leaf[w : w + 1], tree) for w in range(num_workers)]
 
@@ -293,9 +294,6 @@ def rows_on(tree: types.PyTree, devices: Sequence[jax.Device]) -> list[types.PyT
     """The rows `[1, ...]` of workers whose arrays lie on one device, each on its worker's own."""
     rows = _sliced(tree, len(devices))
     return [jax.device_put(row, device) for row, device in zip(rows, devices, strict=True)]
-
-
-_sliced = functools.partial(jax.jit, static_argnums=1)(sliced_rows)
 
 
 def join_rows(rows: Sequence[types.PyTree], mesh: Mesh | None) -> types.PyTree:

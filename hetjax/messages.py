@@ -8,6 +8,8 @@ or on the root logger.
 import contextlib
 import logging
 import sys
+from collections.abc import Iterator
+from typing import Any
 
 
 class OnStderr(logging.Handler):
@@ -27,6 +29,27 @@ class OnStderr(logging.Handler):
                 print(f"{who}: {record.getMessage()}", file=sys.stderr)
         except (OSError, ValueError):  # stderr is not read any more; the run goes on
             self.handleError(record)
+
+
+@contextlib.contextmanager
+def as_mistake(before: str, kinds: Any = ValueError, *, after: str = "") -> Iterator[None]:
+    """Has an error of these kinds leave the context as a `ValueError`, in words around its own.
+
+    Args:
+        before: the words in front, up to the colon.
+        kinds: the class of these errors, or a tuple of such.
+        after: the words behind.
+
+    Example:
+        >>> with as_mistake("--port=x: ", after="; give a number"):
+        ...     raise ValueError("no number")
+        Traceback (most recent call last):
+        ValueError: --port=x: no number; give a number
+    """
+    try:
+        yield
+    except kinds as error:
+        raise ValueError(f"{before}{error}{after}") from error
 
 
 logger = logging.getLogger("hetjax")

@@ -85,6 +85,11 @@ def wide(leaf: jax.Array) -> jax.Array:
     return leaf.astype(wider(leaf.dtype, jnp.float32))
 
 
+def over(total: jax.Array, weight: jax.Array) -> jax.Array:
+    """A sum over its weight; as it is where that is 0."""
+    return total / jnp.where(weight > 0, weight, 1)
+
+
 def accumulator_zeros(tree: types.PyTree) -> types.PyTree:
     """Zeros to sum `tree`-shaped terms in: float32, or the leaf's own dtype if wider; on the host,
     where they take no memory, so that a program that packs them has them packed already."""

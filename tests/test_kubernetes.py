@@ -41,10 +41,10 @@ def environment(pod, labels, **of_kubernetes):
     return found
 
 
-@pytest.mark.parametrize("name", ["indexed_job.yaml", "jobset.yaml"])
+@pytest.mark.parametrize("name", ["indexed_job.yaml", "jobset.yaml", "rayjob.yaml"])
 def test_the_manifests_have_fields_of_the_api_alone(name):
     found = documents(name)
-    assert found.keys() in ({"Service", "Job"}, {"JobSet"})
+    assert found.keys() in ({"Service", "Job"}, {"JobSet"}, {"RayJob"})
     for document in found.values():
         check(document)
 
@@ -88,3 +88,20 @@ def test_a_pod_of_either_group_of_the_jobset_finds_its_place_in_both():
     assert groups[0]["name"] == of["replicatedJob"]  # numbers follow the order of the groups
     assert of["jobIndex"] == of["podIndex"] == 0  # so its coordinator is process 0
     assert cores[0] > cores[1]
+
+
+def test_each_pod_of_the_rayjob_sees_the_workdir_and_a_group_has_room_for_a_seat():
+    job = documents("rayjob.yaml")["RayJob"]["spec"]
+    cluster = job["rayClusterSpec"]
+    groups = [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]
+    cores = []
+    for group in groups:
+        (container,) = group["template"]["spec"]["containers"]
+        (volume,) = group["template"]["spec"]["volumes"]
+        (mount,) = container["volumeMounts"]
+        assert volume["persistentVolumeClaim"]["claimName"] == mount["name"] == volume["name"]
+        cores.append(float(container["resources"]["limits"]["cpu"]))
+    text = (MANIFESTS / "rayjob.yaml").read_text()
+    (seats,) = re.findall(r"^# (\[\{.*\}\])\.$", text, re.MULTILINE)
+    assert {seat["CPU"] for seat in json.loads(seats)} == set(cores[1:])
+    assert cluster["headGroupSpec"]["rayStartParams"]["num-cpus"] == "0"

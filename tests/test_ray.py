@@ -30,6 +30,22 @@ def test_resources_and_numbers_of_failures_that_are_none_are_refused(resources):
         hetjax.ray.launch(print, [{"CPU": 1}], max_failures=-1)
 
 
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"elastic": True, "min_workers": 0}, "min_workers: got 0, must be an integer of at least"),
+        ({"elastic": True, "min_workers": 3}, "min_workers: got 3, must be an .* at most 2"),
+        ({"elastic": True, "min_workers": 1.5}, "min_workers: got 1.5, must be an integer"),
+        ({"elastic": True, "late_secs": 0}, "late_secs: got 0, must be a .* above 0"),
+        ({"min_workers": 2}, "min_workers and late_secs need elastic=True"),
+        ({"late_secs": 5.0}, "min_workers and late_secs need elastic=True"),
+    ],
+)
+def test_fields_of_elastic_runs_are_checked_and_need_elastic(fields, words):
+    with pytest.raises(ValueError, match=f"launch: {words}"):
+        hetjax.ray.launch(print, [{"CPU": 1}] * 2, **fields)
+
+
 def trained(workdir=None):
     data, weights = problems.classification(16, np.float32), problems.initial_weights(np.float32)
     fields = {"eval_source": data, "local": "virtual", "workers": 2, "workdir": workdir}

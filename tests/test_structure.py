@@ -29,9 +29,10 @@ TEST_FILES = {
 PUBLIC = {"_replace", "_asdict", "_make", "_fields", "_field_defaults", "_exit"}
 # What other libraries give no public name.
 NOT_OURS = {
-    "hetjax/comm/runtime.py": {"_src"},  # of jax
+    "hetjax/comm/runtime.py": {"_jax", "_src"},  # of jax
     "hetjax/compiled.py": {"_src"},  # of jax
     "hetjax/process_info.py": {"_inheriting"},  # of multiprocessing
+    "hetjax/ray/joining.py": {"_raylet"},  # of ray
     "hetjax/zoo/builders/prepared.py": {"_active"},  # of tensorflow_datasets
 }
 

@@ -36,8 +36,27 @@ def rooms():
     modules = [name for name, found in names.items() if inspect.ismodule(found)]
     yield "hetjax", [name for name in names if name not in modules]
     for name in modules:
-        yield f"hetjax.{name}", names[name].__all__
+        yield f"hetjax.{name}", exported(names[name])
     yield from BESIDE.items()
+
+
+def exported(room):
+    """The names that a room has for its users, sorted.
+
+    Those of `__all__`, or what it imports under their own names, defines, or holds as a constant.
+    """
+    if hasattr(room, "__all__"):
+        return sorted(room.__all__)
+    tree, names = ast.parse(inspect.getsource(room)), set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            names |= {each.name for each in node.names if each.asname == each.name}
+    for node in tree.body:
+        if isinstance(node, ast.AnnAssign):
+            names.add(node.target.id)
+        elif isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
+            names.add(node.name)
+    return sorted(names)
 
 
 def module_of(name):

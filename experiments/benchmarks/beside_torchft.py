@@ -1,8 +1,9 @@
 """The arms of the benchmark of processes whose workers are killed: hetjax, and torchft.
 
 Both train LeNet on CIFAR-10 under `hetjax.launch --runtime=apart`, at the same shares and batch,
-and the launcher starts again what is killed. A commit of hetjax is a decision in the directory of
-its run; one of torchft is a step of which any process says that it was committed.
+and the launcher starts again what is killed. A commit of hetjax is a line of its record, which is
+written when the next round begins; one of torchft is a step of which any process says that it was
+committed.
 """
 
 import contextlib
@@ -25,7 +26,6 @@ from experiments.benchmarks import launched_runs
 from experiments.benchmarks import process_arms as arms_lib
 from experiments.benchmarks.launched_runs import SHARES, TASKS
 from experiments.benchmarks.rows import Row, most
-from hetjax.comm import membership
 
 _BASELINE = pathlib.Path(__file__).with_name("torchft_baseline.py")
 _TASK = TASKS["lenet"]
@@ -57,14 +57,13 @@ def _hetjax() -> Iterator[tuple[list[str], dict[str, str], Commits]]:
     command = launched_runs.task_command(
         _TASK, "adaptive", (1_000_000, 24), len(SHARES), workdir, arms_lib.DATA_DIR.value
     )
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as shared:
-        commits = launched_runs.Commits(pathlib.Path(shared))
-        commits.start()
-        try:
-            own = {**launched_runs.environment(), membership.SHARED: shared}
-            yield command, own, lambda: {k: (v, _TASK.batch) for (_, k), v in [*commits.at.items()]}
-        finally:
-            commits.over.set()
+    commits = launched_runs.Commits(workdir)
+    commits.start()
+    try:
+        environment = launched_runs.environment()
+        yield command, environment, lambda: {k: (v, _TASK.batch) for k, v in [*commits.at.items()]}
+    finally:
+        commits.over.set()
 
 
 @contextlib.contextmanager

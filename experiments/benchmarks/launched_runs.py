@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -215,27 +216,47 @@ def run_lines(
     return [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
 
 
-class Commits(threading.Thread):
-    """Notes when each round of the runs apart below a directory was decided, in unix seconds.
+class NewLines:
+    """Those that have been added to a file.
 
     Args:
-        directory: what `HETJAX_SHARED` of the launcher names, or that of its run.
+        path: of the file, where there is one.
     """
 
-    def __init__(self, directory: pathlib.Path) -> None:
+    def __init__(self, path: pathlib.Path) -> None:
+        self._path, self._offset = path, 0
+
+    def read(self) -> list[str]:
+        """The whole ones since the last call."""
+        with contextlib.suppress(FileNotFoundError), self._path.open("rb") as file:
+            self._offset = min(self._offset, self._path.stat().st_size)  # of a run begun anew
+            file.seek(self._offset)
+            whole, end, _ = file.read().rpartition(b"\n")
+            self._offset += len(whole) + len(end)
+            return whole.decode().splitlines()
+        return []
+
+
+class Commits(threading.Thread):
+    """Notes when each round of a run was decided, in unix seconds: its line is written when the
+    next one begins.
+
+    Args:
+        workdir: of the run.
+    """
+
+    def __init__(self, workdir: pathlib.Path) -> None:
         super().__init__(daemon=True)
-        self._directory = directory
-        self.at: dict[tuple[int, int], float] = {}  # by attempt and number
+        self._lines = NewLines(workdir / "metrics.jsonl")
+        self.at: dict[int, float] = {}
         self.over = threading.Event()
 
     def run(self) -> None:
         while not self.over.wait(_LOOK_SECS):
-            for path in self._directory.glob("**/board/decision%2F*"):
-                number = path.name.removeprefix("decision%2F")
-                if number.isdecimal():
-                    with contextlib.suppress(OSError):  # the last eight are kept
-                        key = int(path.parts[-3]), int(number)
-                        self.at.setdefault(key, path.stat().st_mtime)
+            now = time.time()
+            for line in self._lines.read():
+                with contextlib.suppress(ValueError):  # the rest of one that was written again
+                    self.at.setdefault(json.loads(line)["round"], now)
 
 
 def workers_of(launcher: int, named: str) -> list[int]:

@@ -9,9 +9,8 @@ from typing import NamedTuple
 
 import jax
 
-from experiments.bilevel import gan, one_device, search, settings, sinusoids
+from experiments.bilevel import files, gan, one_device, search, settings, sinusoids
 from experiments.bilevel.one_device import Record
-from hetjax.records import workdir as workdir_lib
 from hetjax.report import canvas, line_panels, page, sections, tiles, words
 
 _COLOURS = (canvas.ACCENT, canvas.WORKERS[0], canvas.WORKERS[2], canvas.WORKERS[5])
@@ -117,10 +116,10 @@ def run(
     summary |= {"wall_secs": time.perf_counter() - began, "jax_version": jax.__version__}
     if workdir is not None:
         lines = "".join(json.dumps(record) + "\n" for record in history)
-        workdir_lib.write_whole(workdir / "metrics.jsonl", lines)
-        workdir_lib.write_whole(workdir / "summary.json", json.dumps(summary, indent=2) + "\n")
+        files.write_whole(workdir / "metrics.jsonl", lines)
+        files.write_whole(workdir / "summary.json", json.dumps(summary, indent=2) + "\n")
         text = render(settings.to_dict(config), summary, history)
-        workdir_lib.write_whole(workdir / "report.html", text)
+        files.write_whole(workdir / "report.html", text)
     return summary
 
 

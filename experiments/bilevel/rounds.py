@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 import hetjax
-from experiments.bilevel import cleaning, estimators, models, settings
+from experiments.bilevel import cleaning, estimators, files, models, settings
 from experiments.bilevel import data as data_lib
 from hetjax import bilevel
 from hetjax.records import checkpoint_manager
@@ -86,8 +86,8 @@ def _at_its_end(
 
 def lines_of(workdir: pathlib.Path) -> list[dict[str, Any]]:
     """The rounds of both levels of the run in a workdir, in order."""
-    files = (workdir / RUN / f"{name}_rounds.jsonl" for name in ("upper", "lower"))
-    found = [line for file in files for line in workdir_lib.whole_lines(file)[0]]
+    paths = (workdir / RUN / f"{name}_rounds.jsonl" for name in ("upper", "lower"))
+    found = [line for path in paths for line in workdir_lib.whole_lines(path)[0]]
     return sorted(found, key=lambda line: line["start_secs"])
 
 
@@ -137,7 +137,7 @@ class _Records:
         self._history.append(found)
         if self._path is not None:
             text = "".join(json.dumps(each) + "\n" for each in self._history)
-            workdir_lib.write_whole(self._path, text)
+            files.write_whole(self._path, text)
         self._on_record(found)
 
     def _kept(self, first_step: int) -> list[dict[str, Any]]:

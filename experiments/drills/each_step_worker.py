@@ -1,21 +1,20 @@
 """A worker of the drill `each_step`: it wraps functions of hetjax, so that it can be hit at a step.
 
-    python -m experiments.drills.each_step_worker DIRECTORY
+    python -m experiments.drills.each_step_worker DIRECTORY [LIFE]
 
 The drill writes into `wanted` there which step, which role and which signal it wants. The first
-worker that is at the step in the role claims it, and sends itself the signal. What each does of a
-round it appends to a file of its own before others can see it, so that it outlives a kill.
+worker that is at the step in the role claims it, and sends itself the signal. Each notes in `told`
+when it began, each view that it adopts, and why it ends.
 """
 
-import base64
 import json
 import os
 import pathlib
 import signal
+import socket
 import sys
 import threading
 import time
-import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -26,15 +25,16 @@ import optax
 
 import hetjax
 from hetjax.checkpoints import files as checkpoint_files
-from hetjax.comm import double_buffer, elastic, elastic_sums, runtime, shared_sums, state_transfer
-from hetjax.comm import membership as membership_lib
+from hetjax.comm import elastic, local_carrier, membership, shared_sums
+from hetjax.liveness import heartbeats
 from hetjax.records import checkpoint_manager, workdir
 
-SIZE, BUDGET, MICROBATCH, EVERY_ROUNDS = 480, 12, 4, 40
-PAUSE_SECS = 0.012  # of a microbatch
+WORKERS, SIZE, BUDGET, MICROBATCH, EVERY_ROUNDS = 4, 480, 12, 4, 40
+MICROBATCH_SECS = 0.012
 SIGNALS = {"kill": signal.SIGKILL, "sleep": signal.SIGSTOP, "nap": signal.SIGSTOP}
-_SPOILED = 0xA5  # a byte of what is half written
-_LINK = os.link  # which `wrap` replaces
+ONE_ADDS = "one_adds"  # a file: sums count as large, so one adds for all
+_ROLES = {"summed": "adder", "read": "reader"}  # of steps, whoever is there
+_NEW_ROUNDS = 2  # of a newcomer: it takes a sum, then it is in one
 
 
 class Worker:
@@ -42,88 +42,77 @@ class Worker:
 
     Args:
         directory: of the drill.
-        place: of this process.
+        life: how many launchers were before.
     """
 
-    def __init__(self, directory: pathlib.Path, place: membership_lib.MembershipClient) -> None:
-        self._directory, self._place = directory, place
-        self._wanted_at, self._seen = os.fspath(directory / "wanted"), (0, 0)
-        self._wanted: dict[str, Any] = {}
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
-        self._trace = os.open(directory / f"trace.{place.incarnation}", flags, 0o600)
-        self.joins, self.number = place.is_newcomer, 0
-        self.note("began", seat=place.process_id, pid=os.getpid())
-
-    @property
-    def start(self) -> int:
-        return self._place.incarnation
-
-    @property
-    def last(self) -> membership_lib.MembershipView:
-        """That this process has adopted."""
-        assert self._place.last is not None
-        return self._place.last
-
-    def note(self, event: str, number: int = -1, **more: Any) -> None:
-        """Appends an event of a round to the trace."""
-        line = [event, number, time.monotonic(), more]
-        os.write(self._trace, f"{json.dumps(line)}\n".encode())
-
-    def reach(self, step: str, *, half: np.ndarray | None = None, role: str = "") -> None:
-        """Is hit, where this is the wanted step and role; leaves `half` half written."""
-        try:
-            found = os.stat(self._wanted_at)
-        except FileNotFoundError:
-            return
-        if (seen := (found.st_ino, found.st_mtime_ns)) != self._seen:
-            try:
-                self._wanted = json.loads(pathlib.Path(self._wanted_at).read_text())
-            except FileNotFoundError:
-                return
-            self._seen = seen
-        wanted = self._wanted
-        if step != wanted["step"] or (role or self.role) != wanted["role"] or not self._claims():
-            return
-        if half is not None:
-            half.view(np.uint8)[: -(-half.nbytes // 2)] = _SPOILED
-        signal.pthread_kill(threading.get_ident(), SIGNALS[wanted["kind"]])
+    def __init__(self, directory: pathlib.Path, life: int) -> None:
+        self._directory, self._wanted = directory, directory / "wanted"
+        told = os.environ
+        self._seat, self._start = int(told["HETJAX_PROCESS_ID"]), int(told["HETJAX_START"])
+        self._attempt = 1000 * life + int(told["HETJAX_ATTEMPT"])
+        self.roster: membership.MembershipClient | None = None
+        self._new = _NEW_ROUNDS if self._start >= WORKERS else 0  # rounds in which it is a newcomer
+        self._is_known = not self._new  # to the referee
+        self._file = os.open(directory / "told", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        self.note("began", self._seat)
 
     @property
     def role(self) -> str:
-        if self.joins:
-            return "joiner"
-        return "proposer" if self._place.leads else "other"
+        if self._new:
+            return "newcomer"
+        leads = self._seat == 0 if self.roster is None else self.roster.leads
+        return "leader" if leads else "other"
 
-    def _claims(self) -> bool:
-        """Whether no other has claimed what is wanted."""
-        claim = self._directory / f"claim.{self._wanted['case']}"
-        new = claim.with_name(f"{claim.name}.{self.incarnation}")
-        own = {"start": self.incarnation, "seat": self._place.process_id, "pid": os.getpid()}
-        new.write_text(json.dumps(own | {"round": self.number, "at": time.monotonic()}))
+    def note(self, what: str, *more: Any) -> None:
+        """Appends a line: what happened in which start of which attempt."""
+        line = [what, time.monotonic(), os.getpid(), self._attempt, self._start, *more]
+        os.write(self._file, f"{json.dumps(line)}\n".encode())
+
+    def applied(self) -> None:
+        """A round is over."""
+        self._new = max(self._new - 1, 0)
+
+    def reach(self, step: str) -> None:
+        """Is hit, where this is the wanted step and role."""
+        self._is_known |= step == "joins: sent"
         try:
-            _LINK(new, claim)
+            wanted = json.loads(self._wanted.read_text())
+        except FileNotFoundError:
+            return
+        if step == "hand: due" and wanted["step"].startswith("lacks"):
+            self._kill_members()  # so that those who join lack a state
+        role = _ROLES.get(step.split(":")[0], self.role)
+        is_wanted = (step, role) == (wanted["step"], wanted["role"])
+        if is_wanted and self._claims(self._directory / wanted["claim"]):
+            signal.pthread_kill(threading.get_ident(), SIGNALS[wanted["kind"]])
+
+    def _claims(self, claim: pathlib.Path) -> bool:
+        """Whether no other has claimed what is wanted."""
+        new = claim.with_name(f"{claim.name}.{os.getpid()}")
+        own = {"pid": os.getpid(), "attempt": self._attempt, "member": [self._seat, self._start]}
+        new.write_text(json.dumps(own | {"known": self._is_known, "at": time.monotonic()}))
+        try:
+            os.link(new, claim)
         except FileExistsError:
             return False
         finally:
             new.unlink()
         return True
 
+    def _kill_members(self) -> None:
+        assert self.roster is not None
+        lines = map(json.loads, (self._directory / "told").read_text().splitlines())
+        pids = {line[4]: line[2] for line in lines if line[3] == self._attempt}
+        others = [m for m in self.roster.members if m != self.roster.own]
+        for pid in [*(pids[m.incarnation] for m in others), os.getpid()]:
+            os.kill(pid, signal.SIGKILL)
 
-class _HalfWay(dict[str, np.ndarray]):
-    """Arrays of which a reader is hit behind the first."""
 
-    def __init__(self, arrays: dict[str, np.ndarray], reach: Callable[[], None]) -> None:
-        super().__init__(arrays)
-        self._reach = reach
+class _Here(threading.local):
+    """What a thread does."""
 
-    def values(self) -> Any:
-        def each() -> Iterator[np.ndarray]:
-            for k, array in enumerate(super(_HalfWay, self).values()):
-                if k == 1:
-                    self._reach()
-                yield array
-
-        return each()
+    calls = half = ""  # the referee; the step at half of what it copies next
+    put, take = "put", "take"  # the names of its steps
 
 
 def wrap(worker: Any, patch: Callable[..., object] = setattr) -> None:
@@ -133,6 +122,7 @@ def wrap(worker: Any, patch: Callable[..., object] = setattr) -> None:
         worker: as `Worker`.
         patch: sets an attribute.
     """
+    here = _Here()
 
     def around(owner: Any, name: str) -> Callable[[Callable[..., Any]], None]:
         """Replaces a function by what is decorated, which gets it as its first argument."""
@@ -143,220 +133,156 @@ def wrap(worker: Any, patch: Callable[..., object] = setattr) -> None:
 
         return set_to
 
-    _wrap_halves(worker, around)
-    _wrap_decisions(worker, around)
-    _wrap_coming(worker, around)
-    _wrap_driver(worker, around)
+    _wrap_carrier(worker, around, here)
+    _wrap_member(worker, around, here)
+    for owner, name, before, after in (
+        (workdir.Recorder, "add", "line: before", "line: written"),
+        (checkpoint_manager.CheckpointManager, "save", "save: before", "save: begun"),
+        (checkpoint_files, "seal", "save: unsealed", "save: sealed"),
+    ):
+        _wrap_steps(worker, around(owner, name), before, after)
 
 
-def _wrap_halves(worker: Any, around: Callable[..., Any]) -> None:
-    """All that is written into halves and read from them: what is told, contributions, sums."""
-    kinds: Any = weakref.WeakKeyDictionary()  # (what it is, whose) of each of the halves
-    seen: set[tuple[Any, ...]] = set()  # in this round
-
-    @around(double_buffer.DoubleBuffer, "__init__")
-    def _(inner: Any, half: Any, path: pathlib.Path, *args: Any, **kwargs: Any) -> None:
-        inner(half, path, *args, **kwargs)
-        name, _, start = path.name.partition(".")
-        kinds[half] = name.rpartition("-")[2], int(start)
-
-    @around(double_buffer.DoubleBuffer, "begin")
-    def _(inner: Any, half: Any, number: int) -> Any:
-        kind, _ = kinds[half]
-        if kind == "own":
-            worker.number = number
-            seen.clear()
-        worker.reach(f"{kind}: before")
-        found = inner(half, number)
-        if kind != "added":
-            worker.reach(f"{kind}: half", half=found)
+def _wrap_steps(worker: Any, replace: Callable[..., Any], before: str, after: str) -> None:
+    @replace
+    def _(inner: Any, *args: Any, **kwargs: Any) -> Any:
+        worker.reach(before)
+        found = inner(*args, **kwargs)
+        worker.reach(after)
         return found
 
-    @around(double_buffer.DoubleBuffer, "end")
-    def _(inner: Any, half: Any, number: int) -> None:
-        kind, _ = kinds[half]
-        if kind == "own":
-            content = base64.b64encode(half.halves[number % 2].tobytes()).decode()
-            worker.note("written", number, content=content)
-        worker.reach(f"{kind}: written")
-        inner(half, number)
-        if kind == "told":
-            worker.note("ready", number)
-        worker.reach(f"{kind}: ended")
 
-    @around(double_buffer.DoubleBuffer, "has")
-    def _(inner: Any, half: Any, number: int) -> Any:
-        kind, start = kinds[half]
-        if (kind, start) not in seen and (start != worker.incarnation or kind != "told"):
-            seen.add((kind, start))
-            if (nth := sum(each[0] == kind for each in seen)) <= 2:
-                worker.reach(f"{kind}: looked at {nth}")
-        return inner(half, number)
+def _wrap_carrier(worker: Any, around: Callable[..., Any], here: _Here) -> None:
+    """Calls to the referee, by the name of their event or method; what is put up, taken, added."""
+    carrier = local_carrier.LocalCarrier
+
+    @around(carrier, "call")
+    def _(inner: Any, self: Any, method: str, *args: Any) -> Any:
+        kind = method
+        if method == "call":
+            _, _, event, _, waits = args
+            kind = event[0] if event else "asks" if waits else "confirm"
+        here.calls = kind
+        worker.reach(f"{kind}: before")
+        answer = inner(self, method, *args)
+        here.calls = ""
+        worker.reach(f"{kind}: answered")
+        return answer
+
+    @around(socket.socket, "sendall")
+    def _(inner: Any, *args: Any) -> None:
+        inner(*args)
+        if here.calls:
+            worker.reach(f"{here.calls}: sent")
+
+    @around(carrier, "put")
+    def _(inner: Any, *args: Any) -> Any:
+        worker.reach(f"{here.put}: before")
+        here.half = f"{here.put}: half"
+        handle = inner(*args)
+        here.half = ""
+        worker.reach(f"{here.put}: after")
+        return handle
+
+    @around(carrier, "take")
+    def _(inner: Any, self: Any, handles: Any, *args: Any) -> Any:
+        def each() -> Iterator[Any]:
+            for number, handle in enumerate(handles):
+                if number:
+                    worker.reach(f"{here.take}: half")
+                yield handle
+
+        worker.reach(f"{here.take}: before")
+        taken = inner(self, each(), *args)
+        worker.reach(f"{here.take}: after")
+        return taken
+
+    @around(np, "copyto")
+    def _(inner: Any, to: Any, content: Any, *args: Any, **kwargs: Any) -> None:
+        if half := here.half:
+            here.half = ""
+            inner(to[: len(to) // 2], content[: len(to) // 2])
+            worker.reach(half)
+        inner(to, content, *args, **kwargs)
 
     @around(shared_sums, "add_up")
-    def _(inner: Any, rows: Any, total: np.ndarray) -> None:
-        is_first = ("add_up",) not in seen
-        seen.add(("add_up",))
-        if is_first:
-            worker.reach("added: half", half=total)
-        inner(rows, total)
-        if is_first:
-            worker.reach("added: summed")
-
-    @around(elastic_sums.ElasticSums, "total")
-    def _(inner: Any, sums: Any, contributed: Any, host_secs: Any) -> Any:
-        found = inner(sums, contributed, host_secs)
-        if seen:  # no warm-up
-            total = np.asarray(found.sums).tobytes()
-            number, members = worker.last.number, worker.last.sum
-            content = base64.b64encode(total).decode()
-            worker.note("applied", number, sum=members, content=content)
-            worker.reach("look: passed")
-            seen.clear()
-        return found
-
-
-def _wrap_decisions(worker: Any, around: Callable[..., Any]) -> None:
-    state = {"decides": False, "wake": ""}
-
-    @around(membership_lib.MembershipClient, "decide")
-    def _(inner: Any, place: Any, decision: Any) -> Any:
-        if decision.number < 0:
-            return inner(place, decision)
-        worker.reach("decide: before")
-        state["decides"] = True
-        stands = inner(place, decision)
-        state["decides"] = False
-        if stands == decision:
-            worker.note("set", decision.number, decision=decision)
-        worker.reach("decide: returned")
-        return stands
-
-    @around(os, "link")
-    def _(inner: Any, *args: Any, **kwargs: Any) -> None:
-        if state["decides"]:
-            worker.reach("decide: file")
-        inner(*args, **kwargs)
-        if state["decides"]:
-            worker.reach("decide: linked")
-
-    @around(membership_lib.MembershipClient, "decided")
-    def _(inner: Any, place: Any, number: int) -> Any:
-        stands = inner(place, number)
-        if number >= 0 and stands is not None:
-            worker.reach("decide: heard")
-        return stands
-
-    @around(membership_lib.MembershipClient, "wake")
     def _(inner: Any, *args: Any) -> None:
-        if state["wake"]:
-            worker.reach("told: ready")
-        state["wake"] = ""
+        here.half = "add: half"
         inner(*args)
+        worker.reach("add: after")
 
-    @around(elastic.Elastic, "allgather")
-    def _(inner: Any, member: Any, messages: Any) -> Any:
-        state["wake"] = "" if member.turn.is_warm_up else "told: ready"
-        found = inner(member, messages)
-        if not member.turn.is_warm_up:
-            last = worker.last
-            worker.note("adopted", last.number, decision=last)
-            worker.reach("decide: adopted")
+
+def _wrap_member(worker: Any, around: Callable[..., Any], here: _Here) -> None:
+    member, client = elastic.Elastic, membership.MembershipClient
+
+    @around(client, "__init__")
+    def _(inner: Any, self: Any, *args: Any, **kwargs: Any) -> None:
+        inner(self, *args, **kwargs)
+        worker.roster = self
+
+    @around(client, "end")
+    def _(inner: Any, self: Any, code: int, words: str) -> None:
+        worker.note("ends", code, words)
+        inner(self, code, words)
+
+    @around(elastic.ElasticSums, "read")
+    def _(inner: Any, *args: Any) -> Any:
+        here.take = "read"
+        found = inner(*args)
+        here.take = "take"
         return found
 
-    @around(membership_lib.MembershipClient, "end")
-    def _(inner: Any, place: Any, code: int, words: str) -> None:
-        worker.note("ends", worker.number, code=code, words=words)
-        inner(place, code, words)
-
-
-def _wrap_coming(worker: Any, around: Callable[..., Any]) -> None:
-    @around(membership_lib.MembershipClient, "ask")
-    def _(inner: Any, place: Any) -> None:
-        worker.reach("ask: before")
-        inner(place)
-        worker.reach("ask: asked")
-
-    @around(elastic.Elastic, "receive_state")
-    def _(inner: Any, member: Any) -> Any:
-        found = inner(member)
-        worker.note("taken", worker.last.number, decision=worker.last)
-        worker.reach("take: taken")
-        return found
-
-    @around(state_transfer, "read")
-    def _(inner: Any, path: Any) -> Any:
-        worker.reach("take: named")
-        found = inner(path)
-        worker.reach("take: read")
-        return found
-
-    @around(state_transfer, "write")
-    def _(inner: Any, path: Any, arrays: Any, about: Any) -> None:
-        worker.note("handing", worker.last.number)
-        worker.reach("hand: before", role="donor")
-        inner(path, _HalfWay(arrays, lambda: worker.reach("hand: half", role="donor")), about)
-        worker.reach("hand: written", role="donor")
-
-
-def _wrap_driver(worker: Any, around: Callable[..., Any]) -> None:
-    @around(elastic.Elastic, "begins")
-    def _(inner: Any, member: Any, number: int | None, point: Any) -> None:
-        inner(member, number, point)
+    @around(member, "begins")
+    def _(inner: Any, self: Any, number: int | None, point: Any) -> None:
+        inner(self, number, point)
         if number is not None:
             worker.reach("round: begun")
 
-    @around(elastic.Elastic, "sends_state")
-    def _(inner: Any, member: Any) -> Any:
-        worker.reach("round: applied")
-        worker.joins = False
-        if found := inner(member):
-            worker.reach("hand: due", role="donor")
+    @around(heartbeats.Heartbeats, "at")
+    def _(inner: Any, self: Any, phase: str, *args: Any) -> None:
+        inner(self, phase, *args)
+        if phase == "computing" and worker.roster is not None and worker.roster.last is not None:
+            worker.reach("round: computing")
+
+    @around(member, "allgather")
+    def _(inner: Any, self: Any, messages: Any) -> Any:
+        found = inner(self, messages)
+        if not self.is_warm_up:
+            view = self.roster.adopted
+            starts = [[m.incarnation for m in group] for group in (view.members, view.sum)]
+            worker.note("view", view.round_index, *starts)
+            worker.reach("round: decided")
         return found
 
-    @around(workdir.Recorder, "add")
-    def _(inner: Any, *args: Any) -> None:
-        worker.reach("line: before")
-        inner(*args)
-        worker.reach("line: written")
+    @around(member, "sends_state")
+    def _(inner: Any, self: Any) -> Any:
+        worker.reach("round: applied")
+        worker.applied()
+        if found := inner(self):
+            worker.reach("hand: due")
+        return found
 
-    @around(checkpoint_manager.CheckpointManager, "save")
-    def _(inner: Any, *args: Any, **kwargs: Any) -> None:
-        worker.reach("save: before")
-        inner(*args, **kwargs)
-        worker.reach("save: begun")
+    @around(member, "send_state")
+    def _(inner: Any, self: Any, *args: Any) -> None:
+        here.put = "hand"
+        inner(self, *args)
+        here.put = "put"
 
-    @around(checkpoint_files, "seal")
-    def _(inner: Any, *args: Any) -> Any:
-        worker.reach("save: unsealed")
-        return inner(*args)
+    @around(member, "receive_state")
+    def _(inner: Any, self: Any) -> Any:
+        here.take = "state"
+        found = inner(self)
+        here.take = "take"
+        return found
 
 
-def problem(pause: Callable[[], None] | None) -> tuple[Any, dict[str, np.ndarray]]:
-    """`(loss_fn, data)` of least squares; a microbatch calls `pause`."""
+def fit(**fields: Any) -> Any:
+    """Least squares."""
     rng = np.random.default_rng(0)
     x = rng.normal(size=(SIZE, 6))
     data = {"x": x, "y": x @ np.arange(6.0) + 0.1 * rng.normal(size=SIZE)}
-
-    def paused(x: np.ndarray) -> np.ndarray:
-        assert pause is not None
-        pause()
-        return np.zeros_like(x)
-
-    def loss_fn(params: Any, batch: Any, rng: Any) -> Any:
-        losses = (batch["x"] @ params - batch["y"]) ** 2
-        if pause is None:
-            return losses
-        shape = jax.ShapeDtypeStruct((), losses.dtype)
-        return losses + jax.pure_callback(paused, shape, jax.lax.stop_gradient(losses.sum()))
-
-    return loss_fn, data
-
-
-def fit(pause: Callable[[], None] | None = None, **fields: Any) -> Any:
-    loss_fn, data = problem(pause)
     return hetjax.fit(
-        loss_fn,
+        lambda params, batch, rng: (batch["x"] @ params - batch["y"]) ** 2,
         jnp.zeros(6),
         optax.sgd(0.02, momentum=0.5),
         data,
@@ -365,36 +291,28 @@ def fit(pause: Callable[[], None] | None = None, **fields: Any) -> Any:
         microbatch_size=MICROBATCH,
         budget=BUDGET,
         progress=False,
-        loss_over="microbatch",
         **fields,
     )
 
 
-def main(directory: pathlib.Path) -> None:
+def main(directory: pathlib.Path, life: int = 0) -> None:
     """Trains until there is a file `over`."""
     jax.config.update("jax_enable_x64", True)
+    wrap(Worker(directory, life))
+    if (directory / ONE_ADDS).exists():
+        elastic.WHOLE_BYTES = 0
     hetjax.join_processes()
-    place = runtime.current().membership
-    assert isinstance(place, membership_lib.MembershipClient)
-    worker = Worker(directory, place)
-    wrap(worker)
-
-    def pause() -> None:
-        time.sleep(PAUSE_SECS)
-        if place.last is not None:
-            worker.reach("round: computing")
-
     over = directory / "over"
     result = fit(
-        pause,
         workdir=str(directory / "run"),
+        cluster={"secs_per_microbatch": [MICROBATCH_SECS] * WORKERS},
         checkpoint={"every_rounds": EVERY_ROUNDS},
         callbacks=[lambda report: over.exists()],
     )
     told = {name: result.summary[f"examples_{name}"] for name in ("missing", "duplicated")}
     told |= {"params": [float(x).hex() for x in result.params], "lines": len(result.history)}
-    (directory / f"result.{place.incarnation}").write_text(json.dumps(told))
+    (directory / f"result.{os.getpid()}").write_text(json.dumps(told))
 
 
 if __name__ == "__main__":
-    main(pathlib.Path(sys.argv[1]))
+    main(pathlib.Path(sys.argv[1]), *map(int, sys.argv[2:]))

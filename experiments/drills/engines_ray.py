@@ -12,6 +12,7 @@ import json
 import os
 import pathlib
 import random
+import secrets
 import signal
 import subprocess
 import sys
@@ -28,6 +29,7 @@ import hetjax
 from experiments.drills import fault_cases
 
 RESOURCES: list[dict[str, float]] = [{"CPU": 1, "GPU": 1}, {"CPU": 2}]
+TOKEN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(16)}
 EPOCHS, ROUNDS_PER_EPOCH, _LAST_KILL = 15, 5, 40
 _FIT = hetjax.fit  # so it is imported with this module, before a process joins
 _READ = time.monotonic()
@@ -214,12 +216,12 @@ def repetition(
 @contextlib.contextmanager
 def session() -> Iterator[None]:
     """A Ray of one node on this machine, with a GPU in its books alone; or that which runs."""
+    os.environ.update({**TOKEN, "JAX_PLATFORMS": "cpu"})  # Ray reads the mode when it is imported
     import ray
 
     if ray.is_initialized():
         yield
         return
-    os.environ.update({"RAY_AUTH_MODE": "disabled", "JAX_PLATFORMS": "cpu"})
     ray.init("local", num_cpus=4, num_gpus=1, include_dashboard=False, log_to_driver=False)
     try:
         yield

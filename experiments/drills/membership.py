@@ -10,12 +10,11 @@ for 5 s, one every so many seconds. The launcher starts them anew. The table say
 others waited, and what the ledger has. `replaced`: a slow worker is replaced by a fast one, and
 another is added, by the commands that a user has. The rounds from the 20th on are compared with the
 best for those workers.
-Commits are seen by the drill, which looks every few milliseconds at what has been decided; that
-all states were equal the run sees by itself, from digests, in every round.
+Commits are seen by the drill, which looks every few milliseconds at the run's record; that all
+states were equal the run sees by itself, from digests, in every round.
 """
 
 import contextlib
-import itertools
 import json
 import os
 import pathlib
@@ -27,7 +26,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -131,38 +130,50 @@ def compare() -> rows.Found:
 
 def replace() -> rows.Found:
     """Two runs at each of whose changes the workers have other speeds."""
-    over: dict[str, list[np.ndarray]] = {"replaced": [], "added": [], "not changed yet": []}
+    over: dict[str, list[float]] = {"replaced": [], "added": [], "not changed yet": []}
     for _ in range(2):
         with tempfile.TemporaryDirectory() as directory:
             workdir = pathlib.Path(directory)
             command = _command(workdir, "apart", _MODEL.value, 1e6, "--max_workers=5", cpus=_SHARES)
-            launcher = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-            said: list[str] = []
-            run = threading.Event()
-            threading.Thread(target=_read, args=(launcher, said, run), daemon=True).start()
-            run.wait()
-            try:
-                for name, number in _changes(_run_directory(said), workdir, said).items():
-                    over[name].append(_over_best(workdir, number + _SETTLED))
-            finally:
+            with _launched(command) as (launcher, said):
+                for name, number in _changes(workdir, said).items():
+                    here = _lines(workdir)[number + _SETTLED :][:_COMPARED]
+                    full = [line for line in here if line["full"]]
+                    over[name].append(_over_optimum(full))
                 launcher.send_signal(signal.SIGINT)
-                launcher.wait()
     for name, found in over.items():
-        for what, target, values in zip(
-            ("over the optimum", "by fixed quotas"),
-            ("≤ 1.05", "none"),
-            np.transpose(found),
-            strict=True,
-        ):
-            each = ", ".join(f"{x:.3f}" for x in values)
-            yield rows.Row(f"{name}: {what}", target, each, len(found))
+        each = ", ".join(f"{x:.3f}" for x in found)
+        yield rows.Row(f"{name}: over the optimum", "≤ 1.05", each, len(found))
     yield f"{_MODEL.value}, shares {_SHARES}: a round from the {_SETTLED}th on after a change."
-    yield "Over the exact optimum for the workers there. Fixed: the best quotas in hindsight."
+    yield "Over the exact optimum for the workers there."
 
 
-def _changes(run: str, workdir: pathlib.Path, said: list[str]) -> dict[str, int]:
+@contextlib.contextmanager
+def _launched(command: list[str]) -> Iterator[tuple[subprocess.Popen, list[str]]]:
+    """A launcher, and what it has said; it ends within this context."""
+    launcher = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    said: list[str] = []
+
+    def read() -> None:
+        assert launcher.stderr is not None
+        said.extend(line.rstrip() for line in launcher.stderr)
+
+    reader = threading.Thread(target=read, daemon=True)
+    reader.start()
+    try:
+        yield launcher, said
+    except BaseException:
+        launcher.terminate()
+        raise
+    finally:
+        launcher.wait()
+        reader.join()
+
+
+def _changes(workdir: pathlib.Path, said: list[str]) -> dict[str, int]:
     """Changes the workers, as a user does, and waits; from which round they were so."""
     _wait_for_lines(workdir, 2 * _SETTLED + _COMPARED)
+    (run,) = [m[1] for line in said if (m := re.search(r"--add=(\S+)", line))]
     found = {"not changed yet": _SETTLED}
     asks = {"replaced": [f"--add={run}", f"--cpus={_REPLACEMENT}"], "added": [f"--add={run}"]}
     asks["added"].append(f"--cpus={_ADDED}")
@@ -204,74 +215,32 @@ def _wait_for_lines(workdir: pathlib.Path, count: int) -> None:
     _eventually(lambda: len(_lines(workdir)) >= count, f"{count} rounds")
 
 
-def _over_best(workdir: pathlib.Path, begin: int) -> np.ndarray:
-    """Rounds over what they would take with the best quotas for what workers need in the mean; and
-    what those would take whose quotas are fixed and the best for these very rounds, over that."""
-    lines = [line for line in _lines(workdir)[begin : begin + _COMPARED] if line["full"]]
+def _over_optimum(lines: list[dict[str, Any]]) -> float:
+    """Rounds of the same workers, over what they would take with the best quotas for what these
+    need in the mean."""
     there = np.array(lines[0]["present"])
     compute, host, done = (
         np.array([line[key] for line in lines], float)[:, there]
         for key in ("compute_secs", "host_secs", "microbatches_done")
     )
     costs = quota.WorkerCosts(np.median(host, axis=0), compute.sum(0) / done.sum(0))
-    best = quota.optimal_round_secs(costs, int(done[0].sum()))
     took = np.array([line["round_secs"] for line in lines])
-    common = np.median(took - (compute + host).max(1))
-    fixed = _best_fixed_secs(host, compute / np.maximum(done, 1), done[-1].astype(int))
-    return np.array([took.mean(), fixed + common]) / (best + common)
-
-
-def _best_fixed_secs(host: np.ndarray, secs: np.ndarray, quotas: np.ndarray) -> float:
-    """The longest worker of a round, in the mean, with the best quotas that single moves find.
-
-    Args:
-        host: f64[rounds, n], seconds beside the compute.
-        secs: f64[rounds, n], a microbatch.
-        quotas: i64[n], to begin with.
-    """
-
-    def mean_of(quotas: np.ndarray) -> float:
-        return float((host + secs * quotas).max(axis=1).mean())
-
-    one = np.eye(quotas.size, dtype=int)
-    while True:
-        pairs = itertools.permutations(range(quotas.size), 2)
-        moved = min((quotas - one[a] + one[b] for a, b in pairs if quotas[a]), key=mean_of)
-        if mean_of(moved) >= mean_of(quotas):
-            return mean_of(quotas)
-        quotas = moved
+    common = float(np.median(took - (compute + host).max(1)))
+    best = quota.optimal_round_secs(costs, int(done[0].sum())) + common
+    return float(took.mean()) / best
 
 
 def drill() -> rows.Found:
     with tempfile.TemporaryDirectory() as directory:
         workdir = pathlib.Path(directory)
-        command = _command(workdir, "apart", _MODEL.value, _SECS.value)
-        launcher = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-        said: list[str] = []
-        run = threading.Event()
-        threading.Thread(target=_read, args=(launcher, said, run), daemon=True).start()
-        run.wait()
-        commits = launched_runs.Commits(pathlib.Path(_run_directory(said)))
+        commits = launched_runs.Commits(workdir)
         commits.start()
-        hits = _hit(launcher, commits)
-        code = launcher.wait()
+        with _launched(_command(workdir, "apart", _MODEL.value, _SECS.value)) as (launcher, said):
+            hits = _hit(launcher, commits)
         commits.over.set()
-        if code:
-            sys.exit("\n".join([f"the run failed with exit code {code}:", *said[-40:]]))
+        if launcher.returncode:
+            sys.exit("\n".join([f"the run ended with {launcher.returncode}:", *said[-40:]]))
         yield from _judge(hits, commits.at, *_told(workdir), said)
-
-
-def _run_directory(said: list[str]) -> str:
-    (found,) = [m[1] for line in said if (m := re.search(r"--add=(\S+)", line))]
-    return found
-
-
-def _read(launcher: subprocess.Popen, said: list[str], run: threading.Event) -> None:
-    assert launcher.stderr is not None
-    for line in launcher.stderr:
-        said.append(line.rstrip())
-        if "--add=" in line:
-            run.set()
 
 
 def _hit(launcher: subprocess.Popen, commits: launched_runs.Commits) -> list[float]:
@@ -295,25 +264,19 @@ def _hit(launcher: subprocess.Popen, commits: launched_runs.Commits) -> list[flo
 
 def _judge(
     hits: list[float],
-    commits: dict[tuple[int, int], float],
+    commits: dict[int, float],
     lines: list[dict[str, Any]],
     summary: dict[str, Any],
     said: list[str],
 ) -> rows.Found:
-    times = np.array([commits[key] for key in sorted(commits)])
+    times = np.sort(list(commits.values()))
     gaps = np.diff(times)
     usual = float(np.median(gaps))
     hits = [hit for hit in hits if hit < times[-1]]
     waits = np.array([times[times > hit][0] - hit for hit in hits])
     lost = float(np.maximum(waits - usual, 0).sum() / (times[-1] - times[0]))
     joins = [int(m[1]) for line in said if (m := re.search(r"round (\d+): worker \d+ joins", line))]
-    at_joins = np.array(
-        [
-            commits[k, n] - commits[k, n - 1]
-            for k, n in commits
-            if n in joins and (k, n - 1) in commits
-        ]
-    )
+    at_joins = np.array([commits[n] - commits[n - 1] for n in joins if {n, n - 1} <= {*commits}])
     is_once = [line["round"] for line in lines] == list(range(len(lines)))
     lost_all = sum("from the last checkpoint" in line for line in said)
     amounts = f"{summary['examples_missing']}, {summary['examples_duplicated']}"

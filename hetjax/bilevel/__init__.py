@@ -15,63 +15,46 @@ The user's own optimiser updates with the gradient. Imports `trees`, `types` and
 x, y and batches come in; a gradient like x, a state and what was found go out.
 """
 
-from hetjax.bilevel.batches import Batches, Blocks, Stack
-from hetjax.bilevel.diagnosis import check, explain
-from hetjax.bilevel.hypergradient import hypergradient
-from hetjax.bilevel.implicit import implicit
-from hetjax.bilevel.lower import Lower, aggregate, descent
-from hetjax.bilevel.machine import Ask, Estimator, Info, Repeat, Result, State, Then
-from hetjax.bilevel.multipliers import Multiplier, barrier, const, dynamic, exterior, growing, ramp
-from hetjax.bilevel.per_example import PerExample
-from hetjax.bilevel.problem import Answer, At, Bilevel, Cost, Kind, What
-from hetjax.bilevel.recipes import RECIPES, Recipe, per_coordinate
-from hetjax.bilevel.solvers import Solver, cg, neumann, one_step, rank_one, scaled
-from hetjax.bilevel.trajectory import Learned
-from hetjax.bilevel.unroll import unroll
-from hetjax.bilevel.value_gap import value_gap
-
-__all__ = [
-    "RECIPES",
-    "Answer",
-    "Ask",
-    "At",
-    "Batches",
-    "Bilevel",
-    "Blocks",
-    "Cost",
-    "Estimator",
-    "Info",
-    "Kind",
-    "Learned",
-    "Lower",
-    "Multiplier",
-    "PerExample",
-    "Recipe",
-    "Repeat",
-    "Result",
-    "Solver",
-    "Stack",
-    "State",
-    "Then",
-    "What",
-    "aggregate",
-    "barrier",
-    "cg",
-    "check",
-    "const",
-    "descent",
-    "dynamic",
-    "explain",
-    "exterior",
-    "growing",
-    "hypergradient",
-    "implicit",
-    "neumann",
-    "one_step",
-    "per_coordinate",
-    "ramp",
-    "rank_one",
-    "scaled",
-    "unroll",
-    "value_gap",
-]
+from hetjax.bilevel.batches import Batches as Batches
+from hetjax.bilevel.batches import Blocks as Blocks
+from hetjax.bilevel.batches import Stack as Stack
+from hetjax.bilevel.diagnosis import check as check
+from hetjax.bilevel.diagnosis import explain as explain
+from hetjax.bilevel.hypergradient import hypergradient as hypergradient
+from hetjax.bilevel.implicit import implicit as implicit
+from hetjax.bilevel.lower import Lower as Lower
+from hetjax.bilevel.lower import aggregate as aggregate
+from hetjax.bilevel.lower import descent as descent
+from hetjax.bilevel.machine import Ask as Ask
+from hetjax.bilevel.machine import Estimator as Estimator
+from hetjax.bilevel.machine import Info as Info
+from hetjax.bilevel.machine import Repeat as Repeat
+from hetjax.bilevel.machine import Result as Result
+from hetjax.bilevel.machine import State as State
+from hetjax.bilevel.machine import Then as Then
+from hetjax.bilevel.multipliers import Multiplier as Multiplier
+from hetjax.bilevel.multipliers import barrier as barrier
+from hetjax.bilevel.multipliers import const as const
+from hetjax.bilevel.multipliers import dynamic as dynamic
+from hetjax.bilevel.multipliers import exterior as exterior
+from hetjax.bilevel.multipliers import growing as growing
+from hetjax.bilevel.multipliers import ramp as ramp
+from hetjax.bilevel.per_example import PerExample as PerExample
+from hetjax.bilevel.problem import Answer as Answer
+from hetjax.bilevel.problem import At as At
+from hetjax.bilevel.problem import Bilevel as Bilevel
+from hetjax.bilevel.problem import Cost as Cost
+from hetjax.bilevel.problem import Kind as Kind
+from hetjax.bilevel.problem import What as What
+from hetjax.bilevel.recipes import RECIPES as RECIPES
+from hetjax.bilevel.recipes import Recipe as Recipe
+from hetjax.bilevel.recipes import per_coordinate as per_coordinate
+from hetjax.bilevel.solvers import Solver as Solver
+from hetjax.bilevel.solvers import cg as cg
+from hetjax.bilevel.solvers import neumann as neumann
+from hetjax.bilevel.solvers import one_step as one_step
+from hetjax.bilevel.solvers import rank_one as rank_one
+from hetjax.bilevel.solvers import scaled as scaled
+from hetjax.bilevel.trajectory import Learned as Learned
+from hetjax.bilevel.unroll import unroll as unroll
+from hetjax.bilevel.value_gap import value_gap as value_gap

@@ -133,13 +133,9 @@ def mean(loss: Callable[[PyTree, PyTree, Any], Any]) -> Callable[[PyTree, PyTree
 
     def scalar(x: PyTree, y: PyTree, batch: Any) -> jax.Array:
         numerator, denominator = both(x, y, batch)
-        return numerator if denominator is None else _divided(numerator, denominator)
+        return numerator if denominator is None else trees.over(numerator, denominator)
 
     return scalar
-
-
-def _divided(numerator: jax.Array, denominator: jax.Array) -> jax.Array:
-    return numerator / jnp.where(denominator > 0, denominator, 1)
 
 
 def answer(problem: Bilevel, what: What, at: At, batch: Any) -> Answer:
@@ -172,7 +168,7 @@ def answer(problem: Bilevel, what: What, at: At, batch: Any) -> Answer:
     def over_all(leaf: jax.Array, like: Any) -> jax.Array:
         if weight is None:
             return (leaf / batch.num_blocks).astype(like.dtype)
-        return _divided(leaf, weight.astype(leaf.dtype)).astype(like.dtype)
+        return trees.over(leaf, weight.astype(leaf.dtype)).astype(like.dtype)
 
     like = jax.eval_shape(lambda parts: quotient(what, parts), shapes[0])
     return jax.tree.map(over_all, quotient(what, sums), like)
@@ -248,7 +244,7 @@ def quotient(what: What, sums: tuple[Answer, ...]) -> Answer:
         return sums[0]
 
     def gradients(numerator: Answer, denominator: Answer) -> dict[str, PyTree]:
-        by, over = jax.grad(_divided, (0, 1))(numerator.loss, denominator.loss)
+        by, over = jax.grad(trees.over, (0, 1))(numerator.loss, denominator.loss)
         return {
             name: jax.tree.map(
                 lambda a, b: by.astype(a.dtype) * a + over.astype(b.dtype) * b,

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
+from hetjax import messages
 from hetjax.checkpoints import files as files_lib
 from hetjax.checkpoints import generations
 
@@ -70,17 +71,13 @@ class Checkpoints:
     ) -> None:
         self._directory = pathlib.Path(directory)
         self._keep, self._on_stage, self._meanwhile, self._lead = keep, on_stage, meanwhile, lead
-        try:
+        with messages.as_mistake(f"no checkpoints can be kept in {str(directory)!r}: ", OSError):
             self._directory.mkdir(parents=True, exist_ok=True)
             self._scratch = self._directory if lead is None else lead.scratch
             for stale in self._scratch.glob(f"{_PARTIAL}*"):
                 shutil.rmtree(stale)
             self.latest: int | None = max(generations.readable(self._directory), default=None)
             self._prune()
-        except OSError as error:
-            raise ValueError(
-                f"no checkpoints can be kept in {str(directory)!r}: {error}"
-            ) from error
         self._thread = futures.ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending: futures.Future[None] | None = None
 
@@ -129,10 +126,11 @@ class Checkpoints:
             self._check_room(sum(array.nbytes for array in arrays.values()))
             partial.mkdir()
             self._on_stage("arrays")
+            (partial / files_lib.ABOUT).write_text(about)
             if arrays:
                 files_lib.write_arrays(partial / files_lib.ARRAYS, arrays)
-            (partial / files_lib.ABOUT).write_text(about)
             self._on_stage("manifest")
+            (partial / files_lib.ABOUT).stat()  # Orbax makes anew what a next leader has put away
             files_lib.seal(partial, step)
             self._on_stage("commit")
             if step in generations.readable(self._directory):
@@ -163,10 +161,8 @@ class Checkpoints:
     def _prune(self) -> None:
         kept = generations.readable(self._directory)[-self._keep :]
         for step in set(files_lib.steps(self._directory)) - set(kept):
-            try:
+            with messages.as_mistake(f"old checkpoint {step} could not be removed: ", OSError):
                 generations.put_away(self._directory / f"{step:08d}", self._scratch)
-            except OSError as error:
-                raise ValueError(f"old checkpoint {step} could not be removed: {error}") from error
 
 
 def newest(directory: str | pathlib.Path, *, mend: bool = True) -> Saved | None:
@@ -185,7 +181,7 @@ def newest(directory: str | pathlib.Path, *, mend: bool = True) -> Saved | None:
             a checkpoint has a format that this version of hetjax does not know.
     """
     directory = pathlib.Path(directory)
-    try:
+    with messages.as_mistake(f"the checkpoints in {str(directory)!r} cannot be read: ", OSError):
         found = generations.readable(directory)
         for step in set(files_lib.steps(directory)) - set(found):
             logger.warning(
@@ -198,10 +194,6 @@ def newest(directory: str | pathlib.Path, *, mend: bool = True) -> Saved | None:
             except files_lib.DamageError as damage:
                 if mend:
                     _set_aside(path, str(damage))
-    except OSError as error:
-        raise ValueError(
-            f"the checkpoints in {str(directory)!r} cannot be read: {error}"
-        ) from error
     return None
 
 
@@ -223,12 +215,9 @@ def read(directory: str | pathlib.Path, step: int) -> Saved:
         ValueError: it does not exist, or is not whole as this process sees it.
     """
     path = pathlib.Path(directory) / f"{step:08d}"
-    try:
+    cannot, kinds = f"checkpoint {str(path)!r} cannot be read: ", (files_lib.DamageError, OSError)
+    with messages.as_mistake(cannot, kinds, after="; all processes need to see it"):
         return _read(path)
-    except (files_lib.DamageError, OSError) as error:
-        raise ValueError(
-            f"checkpoint {str(path)!r} cannot be read: {error}; all processes need to see it"
-        ) from error
 
 
 def _read(path: pathlib.Path) -> Saved:

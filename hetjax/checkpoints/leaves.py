@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from hetjax import types
+from hetjax import messages, types
 
 _INT64 = np.iinfo(np.int64)
 
@@ -106,10 +106,8 @@ def check_begun(state: types.PyTree, maker: str) -> None:
     Raises:
         ValueError: a leaf is no array and no number.
     """
-    try:
+    with messages.as_mistake(f"{maker} returned a state that cannot be saved: "):
         flatten(state, "state")
-    except ValueError as error:
-        raise ValueError(f"{maker} returned a state that cannot be saved: {error}") from None
 
 
 def check_kept(state: types.PyTree, before: Signature, maker: str) -> None:

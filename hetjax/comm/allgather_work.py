@@ -6,22 +6,14 @@ all. One short message a round; none where there is one process.
 """
 
 import enum
-import json
-from collections.abc import Mapping
-from typing import Any
 
 import jax
 import numpy as np
 
-from hetjax import digests as digests_lib
 from hetjax import mesh as mesh_lib
 from hetjax import types
 from hetjax.comm import communicator as communicator_lib
-from hetjax.comm import key_value_store as store_lib
-from hetjax.comm import runtime
-from hetjax.topology import reducers
 
-_PATIENCE_SECS = 600.0
 PLANNED = ("examples", "quotas", "exchanges")  # the parts of a round's plan, a digest each
 _DONE = ("microbatches_done", "first_secs", "compute_secs", "overruns")  # of `types.Work`
 _SUMS = ("loss_sum", "weight", *types.Tally._fields)  # of `Contribution`
@@ -46,87 +38,8 @@ class Request(enum.IntFlag):
         return bool(self & ~(Request.SAVE | Request.NO_DATA))
 
 
-_PROGRAMS = ("loss", "optimizer", "rule", "estimator")  # of digests
-_OF_DATA = ("examples", "other data", "another first example of the stream")
-
-
 class DisagreementError(ValueError):
     """The processes were given different things, or planned different rounds."""
-
-
-def check_same_run(config: dict[str, Any], examples: Any, versions: dict[str, str]) -> None:
-    """Compares what this process was given with what process 0 was, before anything is made of it.
-
-    Raises:
-        DisagreementError: it is another configuration, version, or size or form of the data.
-    """
-    own: dict[str, Any] = {"versions": versions, "examples": examples}
-    own |= {f"config.{name}": value for name, value in config.items()}
-    _compare("same run", own, {})
-
-
-def check_same_parts(
-    digests: Mapping[str, Any],
-    *,
-    holds_all: bool = False,
-    shards: Any = (),
-    mixing: reducers.Mixing | None = None,
-    trace: Any = (),
-    first: types.PyTree = (),
-) -> None:
-    """Compares, by digests, what each process was given or has made, and all need alike.
-
-    Args:
-        digests: of the run, by name.
-        holds_all: whether each process has all data; else it need not have others' shards.
-        shards: the ids of private data's shards, and their shares of the examples.
-        mixing: of a reducer that gossips: the partners, and their weights.
-        trace: the rounds that are replayed.
-        first: the first example of an iterable, which each process goes through.
-
-    Raises:
-        DisagreementError: it is not to the bit what another process has.
-    """
-    made = {
-        "other data": digests.get("values") if holds_all else (),
-        "other initial parameters": digests.get("params"),
-        "other shards": shards,
-        "other exchanges": mixing and (mixing.gossip.partners, mixing.gossip.weights),
-        "another replayed trace": trace,
-        "another first example of the stream": first,
-    }
-    programs = {f"another {name}": digests[name] for name in _PROGRAMS if name in digests}
-    _compare("same parts", {name: digests_lib.of_arrays(made[name]) for name in made}, programs)
-
-
-def _compare(what: str, own: dict[str, Any], programs: dict[str, str]) -> None:
-    """Compares JSON values, by name, with those of process 0, and programs with those of the first
-    process of this platform."""
-    board, own_id = store_lib.KeyValueStore(what), runtime.current().process_id
-    own, here = json.loads(json.dumps(own)), [own_id, programs]  # as others hear it
-    if runtime.current().is_first:
-        board.post(jax.default_backend(), here)
-        board.post("all", own)
-        return
-    try:
-        theirs = board.wait("all", _PATIENCE_SECS, what=f"come to the check of the {what}")
-    except TimeoutError as error:
-        raise DisagreementError(f"process 0 did not come to the check of the {what}") from error
-    first, programs_there = board.settled(jax.default_backend(), here)
-    compared = [(0, name, value, theirs.get(name)) for name, value in own.items()]
-    compared += [(first, name, value, programs_there.get(name)) for name, value in programs.items()]
-    if not (differ := [each for each in compared if each[2] != each[3]]):
-        return
-    texts = [
-        f"{name} than process {by}"
-        if "other " in name
-        else f"{name} = {value!r} and process {by} has {there!r}"
-        for by, name, value, there in differ
-    ]
-    way = "all need one program, learning rate, configuration and copy of the data"
-    if any(name in _OF_DATA for _, name, *_ in differ):
-        way = "give each process all of the data, or say data={'sharing': 'process_local'}"
-    raise DisagreementError(f"process {own_id} has {', '.join(texts)}; {way}")
 
 
 class WorkAllGather:
@@ -212,7 +125,7 @@ class WorkAllGather:
 
     def _check(self, digests: np.ndarray) -> None:
         """Compares the parts of the plans of all processes that were heard."""
-        differ = {name: digests[name] != digests[name][0] for name in PLANNED}
+        differ = {name: digests[name] != digests[name][:1] for name in PLANNED}
         if not (parts := [name for name, is_other in differ.items() if is_other.any()]):
             return
         is_other = np.any(list(differ.values()), axis=0)

@@ -4,6 +4,7 @@ A `Communicator` is what the rounds know of other processes. `backends` has a cl
 communicate, and chooses. No other module asks which it is.
 """
 
+import signal
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,9 +18,6 @@ class Sums:
 
     meet_before = False
     """Whether the sums are complete when the sync phase begins, which then waits for no process."""
-
-    has_waited = False
-    """Whether the last sums came late because their adder slept: time of no other process."""
 
     totals: Callable | None = None
     """`(contributed, metrics) -> (sums, weight)`, traceable: what the sync phase makes of the
@@ -149,6 +147,11 @@ class Communicator:
         Returns:
             whether the process that leads is gone instead, and this one leads in its place.
         """
+        return False
+
+    def leaves_by(self, number: signal.Signals) -> bool:
+        """Whether this process leaves after its round by a signal, and the run goes on without it.
+        Else the signal ends the run."""
         return False
 
     def close(self) -> None:

@@ -1,51 +1,43 @@
-"""Processes of one machine, each with a JAX of its own, that come and go while the run goes on.
+"""Processes that come and go: a referee decides, a carrier moves what it decides on.
 
-A round of theirs, of which `tests/comm/round_model.py` is the model:
+A round of theirs (`comm/referee.py`):
 
-1. Each member writes what its worker contributes into one half of a buffer that the others have
-   mapped (`post`), and what it did into one half of another (`allgather`): rounds use the halves in
-   turn. A half carries its round before and behind what is written. Then it is ready.
-2. The first member that is neither dead nor late, when all are ready, dead or late, decides which
-   members are in the sum and in the next round. No member applies anything before.
-3. One of those in the sum adds all contributions, in the order of the seats; the others read what
-   it has added. Where it is dead or late, each adds on its own, to the same bytes (`total`).
-4. A member that has added looks at the marks again. It throws away what was overwritten while it
-   slept, and begins anew.
-5. A digest of the state that it made of the sum is beside what it tells of the next round.
+1. Each member puts up what its worker contributes (`post`), and tells that it is ready, with what
+   all are to know of its work (`allgather`).
+2. It takes the contributions of all members, adds them in the order of the ranks, and tells that it
+   has the sum. Where another dies meanwhile, it hears of another attempt without that one.
+3. When all that live have the sum, the round is decided: each goes on with it (`total`).
 
-Contributions outlive the process that wrote them. A newcomer gets the state of the round before
-from the member that decided.
+A newcomer is handed the state in which a round begins. It takes the sum of that round as the others
+do, and computes from the next round on.
 """
 
-import contextlib
 import logging
-import statistics
-import time
+import signal
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
 from hetjax import types
 from hetjax.comm import communicator as communicator_lib
-from hetjax.comm import double_buffer, elastic_sums, state_transfer
 from hetjax.comm import membership as membership_lib
-from hetjax.comm.membership import Member, MembershipView
+from hetjax.comm import referee, referee_host, shared_sums
+from hetjax.comm.views import Member, MembershipView
 from hetjax.liveness import blocking_waits
 
 logger = logging.getLogger(__name__)
 
-_LOST_SECS = 1.0  # after which a newcomer that waits looks whether a member is left
-_JUDGED = "judged"  # begins the name of the file of each that leads, or has led
-_STATE_BYTES = 16  # of the kind of a device, and of a digest
-JOINED = "joined"
-_ROUNDS = 5  # median rounds in which no member is late
+WHOLE_BYTES = 1 << 20  # a sum of more is added in slices
+_PIECES, _MOST_BYTES = 8, 32 << 20  # at least, of what is added in slices; of a piece
 
 
 class Elastic(communicator_lib.Communicator):
-    """A member of a run apart, which has one worker.
+    """A member of a run over machines, which has one worker.
 
     Args:
         roster: of this process.
@@ -53,35 +45,31 @@ class Elastic(communicator_lib.Communicator):
     """
 
     alone = has_collectives = False
-    no_collectives = "the processes of this run are apart (--runtime=apart). "
+    no_collectives = "the processes of this run come and go (--runtime=apart, or elastic). "
     carries_more = True
 
     def __init__(self, roster: membership_lib.MembershipClient, mesh: Mesh) -> None:
         super().__init__(roster.num_processes)
         self.roster, self.mesh = roster, mesh
-        self.incarnation, self.run_id = roster.incarnation, str(roster.directory)
+        self.incarnation, self.run_id = roster.incarnation, roster.run_id
         self.process_of = np.arange(roster.num_processes)
-        self.turn = double_buffer.Turn()
-        self._sums: list[elastic_sums.ElasticSums] = []  # of each kind of rounds
+        self.is_warm_up = True
         self._point: types.PyTree = None
-        self._told: dict[Member, double_buffer.DoubleBuffer] = {}
-        self._num_bytes = 0  # of a message
-        self._since = time.monotonic()  # when this process was ready
-        self._rounds: list[float] = []  # seconds between the last decisions
+        self._sums: list[ElasticSums] = []  # of each kind of rounds
+        self._handed: Any = None  # the state that lies there for newcomers
 
     @property
     def present(self) -> np.ndarray:
-        last, seats = self.roster.last, range(self.roster.founders)
-        return np.isin(self.process_of, [m.rank for m in last.members] if last else seats)
+        return np.isin(self.process_of, [m.rank for m in self.roster.members])
 
     @property
     def joins(self) -> bool:
         return self.roster.is_guest
 
     def begins(self, round_index: int | None, point: types.PyTree) -> None:
-        self.turn.is_warm_up, self._point = round_index is None, point
+        self.is_warm_up, self._point = round_index is None, point
         own = -1 - self.roster.incarnation  # each warms up for itself
-        self.turn.number = self.round_number = own if round_index is None else round_index
+        self.round_number = own if round_index is None else round_index
 
     def start_barrier(self, state: types.PyTree = ()) -> None:
         """Waits until all founders that live are there; they begin the run together.
@@ -93,285 +81,307 @@ class Elastic(communicator_lib.Communicator):
         if roster.last is not None:
             return
         if self.joins:
-            raise ValueError("fit: only fit takes newcomers into a run apart; Run has no way to")
-        elastic_sums.check_room(roster, self._sums, state)
-        roster.ask()
-        with blocking_waits.Wait("begin", lambda: self._missing(roster.asking())) as wait:
-            while (first := roster.decided(membership_lib.FIRST)) is None:
+            raise ValueError("fit: only fit takes newcomers into an elastic run; Run has no way to")
+        handed = sum(getattr(leaf, "nbytes", 0) for leaf in jax.tree.leaves(state))
+        roster.check_room(sum(each.num_bytes for each in self._sums), handed)
+        before = state.rounds_done - 1
+        event = ("begins", roster.own, before)
+        with blocking_waits.Wait("begin", roster.others) as wait:
+            while (order := roster.call(before, event)).kind not in ("apply", "add"):
                 wait.check()
-                there = [m for m in roster.asking() if roster.founds(m)]
-                if not self._missing(there):
-                    begin = MembershipView(membership_lib.FIRST, (), tuple(there), -1)
-                    first = roster.decide(begin)
-                    roster.forget(first.members)
-                    break
-                roster.wait(membership_lib.LOOK_SECS)
-        if roster.own not in first.members:
-            roster.leave(0)
-        absent = sorted(set(range(roster.founders)) - {m.rank for m in first.members})
-        if absent and roster.own == first.members[0]:
-            who = ", ".join(map(str, absent))
+        roster.last = view = order.what if order.kind == "apply" else order.what[0]
+        if view.changes and roster.leads:
+            who = ", ".join(str(member.rank) for member, _ in view.changes)
             logger.warning(f"the run begins without worker {who}: it has ended before")
-        roster.last = first
-        roster.wake(first.members)
 
-    def _missing(self, there: Sequence[Member]) -> set[int]:
-        roster = self.roster
-        starts = [Member(k, k) for k in range(roster.founders)]  # in each rank the first
-        return {m.rank for m in starts if m.rank == 0 or roster.lives(m)} - {m.rank for m in there}
-
-    # --- What is told, and decided ---
+    # --- A round ---
 
     def allgather(self, messages: np.ndarray) -> np.ndarray:
-        if self.turn.is_warm_up:
-            return self._spread(messages, [(self.roster.process_id, messages[0])])
-        roster, number = self.roster, self.turn.number
-        self._num_bytes = _STATE_BYTES + messages.nbytes
-        told = self._of(roster.own)
-        half, device = told.begin(number), self.mesh.devices[0].device_kind.encode()
-        state = zlib.crc32(device), double_buffer.digest(self._point)
-        half[:_STATE_BYTES].view(np.int64)[:] = state
-        half[_STATE_BYTES : self._num_bytes] = np.frombuffer(messages.tobytes(), np.uint8)
-        told.end(number)
-        told.marks[double_buffer.READY] = number
-        began, self._since = self._since, time.monotonic()
-        roster.wake(roster.adopted.members)
-        view = self._decision()
-        self._rounds = [*self._rounds[-99:], time.monotonic() - began]
-        if roster.own not in view.sum or roster.own not in view.members:
-            roster.leave(number)
-        heard = {m: self._heard_of(m, view) for m in view.sum}
+        roster = self.roster
+        if self.is_warm_up:
+            return self._spread(messages, {roster.own: messages.tobytes()})
+        view = self._decided(messages)
+        heard = dict(zip(view.sum, view.told, strict=True))
         self._check(heard)
-        self._tell_changes(roster.adopted, view)
-        for gone in self._told.keys() - {*view.sum, *view.members}:
-            del self._told[gone]
-        roster.last, self.changes = view, view.changes
-        rows = [(m.rank, told[_STATE_BYTES:].view(messages.dtype)[0]) for m, told in heard.items()]
-        return self._spread(messages, rows)
+        self._tell_changes(view)
+        roster.last, self.changes = view, [(m.rank, how) for m, how in view.changes]
+        self._handed = None
+        roster.let_go()
+        return self._spread(messages, {m: told.message for m, told in heard.items()})
 
-    def _spread(self, like: np.ndarray, rows: list[tuple[int, Any]]) -> np.ndarray:
+    def _spread(self, like: np.ndarray, rows: dict[Member, bytes]) -> np.ndarray:
         """[W], zeros of the members that have told nothing."""
         heard = self.responded = np.zeros(len(self.process_of), bool)
         spread = np.zeros(len(self.process_of), like.dtype)
-        for rank, row in rows:
-            spread[rank], heard[rank] = row, True
+        for member, row in rows.items():
+            spread[member.rank], heard[member.rank] = np.frombuffer(row, like.dtype)[0], True
         return spread
 
-    def _heard_of(self, member: Member, view: MembershipView) -> np.ndarray:
-        """What a member has told of this round, behind its device and the digest of its state."""
-        told = self._of(member)
-        half = told.halves[self.turn.number % 2][: self._num_bytes].copy()
-        if not told.has(self.turn.number):
-            self.roster.leave(view.number)
-        return half
-
-    def _of(self, member: Member) -> double_buffer.DoubleBuffer:
-        """Where a member writes what it tells."""
-        if member not in self._told:
-            self._told[member] = double_buffer.of(member, "told", self._num_bytes, self.roster)
-        return self._told[member]
-
-    def is_ready(self, member: Member) -> bool:
-        try:
-            return bool(self._of(member).marks[double_buffer.READY] >= self.turn.number)
-        except FileNotFoundError:
-            return False
-
-    def is_late(self, member: Member, now: float) -> bool:
-        """Whether no process waits for a member any more, to be ready or to decide."""
-        usual = statistics.median(self._rounds) if self._rounds else 0.0
-        patience = max(self.roster.late_secs, _ROUNDS * usual)
-        return now - self._since > patience and not self.roster.is_busy(member, now)
-
-    def _decision(self) -> MembershipView:
-        """What stands of this round. Which member decides, and when, is said above."""
-        roster, number = self.roster, self.turn.number
-        members = roster.adopted.members
-
-        def due() -> list[Member]:
-            return [m for m in members if roster.lives(m) and not self.is_ready(m)]
-
-        looked = time.monotonic()
-        with blocking_waits.Wait("end the round", lambda: {m.rank for m in due()}) as wait:
-            while (stands := roster.decided(number)) is None:
+    def _decided(self, messages: np.ndarray) -> MembershipView:
+        """Takes part in a round until it is decided."""
+        roster, number = self.roster, self.round_number
+        (sums,) = (each for each in self._sums if each.is_posted)
+        event: tuple[Any, ...] | None = None
+        if roster.own in roster.members:  # else it has just got the state
+            device = zlib.crc32(self.mesh.devices[0].device_kind.encode())
+            told = referee_host.Told(messages.tobytes(), device, digest(self._point))
+            event = ("ready", roster.own, number, told, sums.put(), sums.cost)
+        failed: tuple[int, int] | None = None
+        with blocking_waits.Wait("end the round", roster.others) as wait:
+            while (order := roster.call(number, event, failed=failed)).kind != "apply":
                 wait.check()
-                now = time.monotonic()
-                others = [m for m in members if m != roster.own and roster.lives(m)]
-                late = {m for m in others if self.is_late(m, now)}  # one may sleep that is ready
-                if late or now - looked > _LOST_SECS:
-                    newest, looked = roster.newest(), now
-                    if newest is not None and newest.number > number:  # this process has slept
-                        roster.leave(number)
-                fit = [m for m in members if roster.lives(m) and m not in late]
-                if fit[0] == roster.own and late.issuperset(due()):
-                    stands = roster.decide(self._plan())
-                    roster.wake((*members, *stands.joining))
-                    break
-                roster.wait(membership_lib.LOOK_SECS)
-        return stands
+                event = failed = None
+                if order.kind in ("take", "gather"):
+                    attempt, members, *_, where = order.what
+                    if order.kind == "gather":
+                        done = sums.gather(members, where, (number, attempt))
+                    else:
+                        done = sums.add(members, where, (number, attempt))
+                    if done is None:
+                        failed = number, attempt
+                    else:
+                        event = (done[0], roster.own, number, attempt, *done[1:])
+                elif order.kind in ("add", "read"):
+                    view, where, *for_all = order.what
+                    if order.kind == "read":
+                        done = sums.read(where, (number, 0))
+                    else:
+                        done = sums.add(view.sum, where, (number, 0), whole=True)
+                    summed = (
+                        ("summed", roster.own, number, sums.put_sum()) if any(for_all) else None
+                    )
+                    roster.call(number, summed, waits=False)  # or it may be another round's
+                    if done is not None:
+                        return view
+        return order.what
 
-    def _plan(self) -> MembershipView:
-        """What this process decides: a member that is ready is in the sum, and stays if it lives.
-        One that is asked to leave stays until another has the state."""
-        roster, number, last = self.roster, self.turn.number, self.roster.adopted
-        ready = [m for m in last.members if self.is_ready(m)]
-        living = [m for m in ready if roster.lives(m)]
-        stay = [m for m in living if not roster.is_asked_to_leave(m)] or living
-        taken = {m.rank for m in last.members if roster.lives(m)}
-        new = [m for m in roster.asking() if m.rank not in taken and m not in last.members]
-        since = last.since if set(ready).issuperset(last.sum) else number
-        donor = roster.own if roster.own in stay else stay[0]
-        changes = [(m.rank, roster.how_gone(m)) for m in last.members if m not in stay]
-        told = (*changes, *((m.rank, JOINED) for m in new))
-        return MembershipView(
-            number, tuple(sorted(ready)), (*stay, *new), donor.incarnation, since, told
-        )
-
-    def _check(self, heard: Mapping[Member, np.ndarray]) -> None:
-        """Compares the digests of what the members made of the round before, on devices of a kind:
-        those of another kind round an update in another way.
+    def _check(self, heard: dict[Member, referee_host.Told]) -> None:
+        """Compares the digests of what the members made of the round before, on devices of a kind.
 
         Raises:
             RuntimeError: they have different states.
         """
         first: dict[int, tuple[int, int]] = {}
         for member, told in heard.items():
-            device, digest = told[:_STATE_BYTES].view(np.int64).tolist()
-            rank, found = first.setdefault(device, (member.rank, digest))
-            if found != digest:
+            rank, found = first.setdefault(told.device, (member.rank, told.digest))
+            if found != told.digest:
                 raise RuntimeError(
                     f"worker {member.rank} has another state than worker {rank} after round "
-                    f"{self.turn.number - 1}"
+                    f"{self.round_number - 1}"
                 )
 
-    def _tell_changes(self, before: MembershipView, view: MembershipView) -> None:
-        """Says which workers have come and gone, and puts away what the gone have left."""
-        roster = self.roster
-        if view.donor != roster.incarnation:
+    def _tell_changes(self, view: MembershipView) -> None:
+        if view.members[:1] != (self.roster.own,):
             return
         counted = {member.rank for member in view.sum}
-        for rank, what in view.changes:
-            did = "what it did counts" if rank in counted else "the others do its part"
-            text = f"{self.turn.number}: worker {rank} {what}; {did}"
-            if what == JOINED:
-                text = f"{self.turn.number + 1}: worker {rank} joins"
+        for member, what in view.changes:
+            did = "what it did counts" if member.rank in counted else "the others do its part"
+            text = f"{view.round_index}: worker {member.rank} {what}; {did}"
+            if what == referee.JOINED:
+                text = f"{view.round_index + 1}: worker {member.rank} joins"
             logger.info(f"round {text}")
-        roster.forget(view.joining)
-        for path in roster.directory.glob("*.*"):
-            kind, start = path.name.lstrip(".").split(".")[:2]  # "." begins what is half written
-            if kind == "state" and int(start) < self.turn.number - 1:
-                path.unlink(missing_ok=True)
-            here = {m.incarnation for m in (*view.sum, *view.members, *before.sum)}
-            is_over = start.isdecimal() and not roster.lives(Member(-1, int(start)))
-            if kind.startswith(("told", "sums")) and is_over and int(start) not in here:
-                path.unlink(missing_ok=True)
 
     def sums(self, like: types.PyTree) -> communicator_lib.Sums:
-        kind = len(self._sums) + 1
-        self._sums.append(elastic_sums.ElasticSums(self.roster, self.mesh, self.turn, like, kind))
+        self._sums.append(ElasticSums(self, like))
         return self._sums[-1]
 
-    # --- Coming ---
+    # --- Coming and going ---
 
     def sends_state(self) -> bool:
-        """Whether this process is to hand the state of the last round to newcomers."""
         last = self.roster.last
-        return last is not None and last.donor == self.roster.incarnation and bool(last.joining)
+        return last is not None and bool(last.joining) and last.members[0] == self.roster.own
 
     def send_state(self, arrays: dict[str, np.ndarray], about: dict[str, Any]) -> None:
-        """Hands the state of the last round to the members from the next one on."""
-        path = self.roster.directory / f"state.{self.roster.adopted.number}"
-        try:
-            state_transfer.write(path, arrays, about)
-        except OSError as error:
-            logger.warning(f"no newcomer is taken in: {self.roster.directory}: {error.strerror}")
-            path.touch()  # so that no newcomer waits for it
-        self.roster.wake(self.roster.adopted.joining)
+        roster, last = self.roster, self.roster.last
+        assert last is not None
+        index = {name: (str(array.dtype), array.shape) for name, array in arrays.items()}
+        handles = {name: roster.put(np.asarray(array)) for name, array in arrays.items()}
+        self._handed = about, index, handles, last
+        roster.call(None, ("donated", roster.own, last.round_index + 1, self._handed), waits=False)
 
     def receive_state(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-        """Waits until this newcomer, which has compiled, is a member; the state that it is handed.
-
-        Raises:
-            RuntimeError: no process with the state is left.
-        """
+        """Waits until this newcomer, which has compiled, is handed the state of a round."""
         roster = self.roster
-        roster.ask()
-        taken, looked = None, time.monotonic()
-        with blocking_waits.Wait("take it in", lambda: self._holders() or {0}) as wait:
-            while True:
+        event: tuple[Any, ...] | None = ("joins", roster.own)
+        failed: tuple[int, int] | None = None
+        found = None
+        with blocking_waits.Wait("take it in", roster.others) as wait:
+            while (order := roster.call(None, event, failed=failed)).kind != "held":
                 wait.check()
-                if roster.is_over():
+                event = failed = None
+                if order.kind == "over":
                     roster.end(membership_lib.REMOVED, "came when the run had ended")
-                asks, newest = (roster.own in roster.asking(), roster.newest())  # in this order
-                if newest is None:  # the run has not begun
-                    roster.wait(membership_lib.LOOK_SECS)
-                    continue
-                if taken is None and roster.own in newest.members:
-                    taken = newest
-                if taken is None and not asks:  # it slept while it was a member
-                    roster.leave(newest.number)
-                if taken is not None:
-                    path = roster.directory / f"state.{taken.number}"
-                    if path.exists():
-                        break
-                    if newest.number > taken.number or not roster.lives(Member(-1, taken.donor)):
-                        roster.end(membership_lib.LEFT_OUT, "was handed no state; it begins anew")
-                if time.monotonic() - looked > _LOST_SECS:
-                    if not self._holders():
-                        raise RuntimeError(
-                            "all workers that had the state of the run are gone, and none has "
-                            "joined since"
-                        )
-                    looked = time.monotonic()
-                roster.wait(membership_lib.LOOK_SECS)
-        try:
-            found = state_transfer.read(path)
-        except EOFError:
-            roster.end(membership_lib.REMOVED, "was handed no state, for which there is no room")
-        except FileNotFoundError:  # it slept: the others have put it away
-            roster.leave(taken.number + 1)
-        roster.forget([roster.own])  # the member that decided may have died before it did
-        roster.last = taken
+                elif order.kind == "lack":
+                    event = ("lacks", roster.own, order.what)
+                elif order.kind == "receive":
+                    number, (about, index, handles, view) = order.what
+                    found = self._taken(index, handles, (number, 0))
+                    if found is None:
+                        failed = number, 0
+                    else:
+                        event = ("holds", roster.own, number)
+        assert found is not None
+        roster.last = view
+        return found, about
+
+    def _taken(
+        self, index: dict[str, Any], handles: dict[str, Any], over: tuple[int, int]
+    ) -> dict[str, np.ndarray] | None:
+        found = {}
+        for name, (kind, shape) in index.items():
+            if (taken := self.roster.take([handles[name]], over)) is None:
+                return None
+            found[name] = taken[0].view(jnp.dtype(kind)).reshape(shape).copy()
         return found
 
-    def _holders(self) -> set[int]:
-        """The ranks of the members that have the state of the run, and live."""
-        if (newest := self.roster.newest()) is None:
-            return set()
-        holders = set(newest.members) - set(newest.joining)
-        return {m.rank for m in holders if self.roster.lives(m)}
-
     def keep(self, arrays: dict[str, np.ndarray], about: dict[str, Any]) -> None:
-        roster = self.roster
-        try:
-            path = roster.directory / f"{_JUDGED}.{roster.incarnation}"
-            state_transfer.write(path, arrays, about | {"number": self.turn.number})
-        except OSError as error:
-            logger.warning(f"the next leader will not know the best: {path}: {error.strerror}")
-            return
-        for path in list(roster.directory.glob(f"{_JUDGED}.*")):
-            start = int(path.suffix[1:])
-            if start != roster.incarnation and not roster.lives(Member(-1, start)):
-                path.unlink(missing_ok=True)
+        self.roster.ask("keep", (arrays, about))
 
     def kept(self) -> tuple[dict[str, np.ndarray], dict[str, Any]] | None:
-        found = []
-        for path in self.roster.directory.glob(f"{_JUDGED}.*"):
-            with contextlib.suppress(FileNotFoundError):
-                found.append(state_transfer.read(path))
-        return max(found, key=lambda each: each[1]["number"], default=None)
+        return self.roster.ask("kept")
 
     def outlives_leader(self) -> bool:
         roster = self.roster
         with blocking_waits.Wait("write what the run leaves", roster.others) as wait:
-            while not roster.leads:
-                if roster.is_over():
-                    return False
+            while roster.hear("ended", roster.own).kind != "over":
+                if roster.leads:
+                    return True
                 wait.check()
-                roster.wait(membership_lib.LOOK_SECS)
-        return not roster.is_over()
+        return False
+
+    def leaves_by(self, number: signal.Signals) -> bool:
+        if number != signal.SIGTERM or not self.roster.others():
+            return False
+        self.roster.ask_to_leave()
+        return True
 
     def close(self) -> None:
-        """Says that all is written."""
         if self.roster.leads:
-            self.roster.say_over()
+            self.roster.call(None, ("finished", self.roster.own), waits=False)
+
+
+class ElasticSums(shared_sums.PackedSums):
+    """The sums of one kind of round.
+
+    Args:
+        communicator: of this process.
+        like: of the shapes of what a worker's sums are.
+    """
+
+    def __init__(self, communicator: Elastic, like: types.PyTree) -> None:
+        super().__init__(communicator.mesh, like)
+        self._communicator = communicator
+        self._own = np.zeros(0, self._dtype)  # what this process contributes
+        self._sum = self._own  # of all, once it is there
+        self._secs = 0.0  # of this process between its last two local phases
+        self.is_posted = False  # for the round that goes on
+        self._totals: list[np.ndarray] = []  # of two rounds in turn: JAX reads one where it lies
+
+    def post(self, contributed: types.Contribution) -> None:
+        self._own, self.is_posted = np.concatenate(self._packed(contributed)), True
+        if not self._totals or self._totals[0].size != self._own.size:
+            self._totals = [self._new_vector(), self._new_vector()]
+        self._totals.reverse()
+        self._sum = self._totals[0]
+
+    @property
+    def _parts(self) -> list[slice]:
+        """The pieces of a vector. One of several is added in slices, of whole pieces."""
+        size, most = self._own.size, _MOST_BYTES // self._own.itemsize
+        is_whole = self.num_bytes <= WHOLE_BYTES or self._communicator.roster.outlives
+        count = 1 if is_whole else max(_PIECES, -(-size // most))
+        ends = [size * k // count for k in range(count + 1)]
+        return list(map(slice, ends[:-1], ends[1:]))
+
+    @property
+    def cost(self) -> float | None:
+        """Of the time of this process, where one adds for all; None: each adds a small sum."""
+        return None if self.num_bytes <= WHOLE_BYTES else self._secs
+
+    def put(self) -> list[Any]:
+        """Puts up what was posted, in pieces."""
+        return [self._communicator.roster.put(self._own[part]) for part in self._parts]
+
+    def put_sum(self) -> Any:
+        return self._communicator.roster.put(self._sum)
+
+    def read(self, put: Any, over: tuple[int, int]) -> tuple[Any, ...] | None:
+        """Takes the sum of another member; None: it was not there."""
+        if (taken := self._communicator.roster.take([put], over)) is None:
+            return None
+        self._sum = taken[0].view(self._dtype)
+        return ("read",)
+
+    def add(
+        self,
+        members: Sequence[Member],
+        put: Sequence[list[Any]],
+        over: tuple[int, int],
+        *,
+        whole: bool = False,
+    ) -> tuple[Any, ...] | None:
+        """Adds up what the members have put up, in their order: all of it, or this one's slice.
+
+        Args:
+            members: of the sum.
+            put: by each of them.
+            over: (round, attempt).
+
+        Returns:
+            What to tell: `("has",)`, or `("added", slice)`; None where something was not there.
+        """
+        parts, roster = self._parts, self._communicator.roster
+        total, own = self._sum, roster.own
+        if not members:  # newcomers alone have the state
+            total[:] = 0
+        whole = whole or len(parts) == 1
+        mine = range(len(parts)) if whole else _slice(own, members, len(parts))
+        for number in mine if members else ():
+            others = [p[number] for m, p in zip(members, put, strict=True) if m != own]
+            if (taken := roster.take(others, over)) is None:
+                return None
+            found, part = iter(taken), parts[number]
+            rows = [self._own[part] if m == own else next(found).view(total.dtype) for m in members]
+            shared_sums.add_up(rows, total[part])
+        if whole:
+            return ("has",)
+        return "added", [roster.put(total[parts[k]]) for k in mine] if own in members else None
+
+    def gather(
+        self, members: Sequence[Member], put: Sequence[list[Any]], over: tuple[int, int]
+    ) -> tuple[Any, ...] | None:
+        """Takes the slices of the others; the arguments and what is returned are as of `add`."""
+        parts, roster = self._parts, self._communicator.roster
+        for member, pieces in zip(members, put, strict=True):
+            if member != roster.own:
+                for number, piece in zip(_slice(member, members, len(parts)), pieces, strict=True):
+                    if (taken := roster.take([piece], over)) is None:
+                        return None
+                    np.copyto(self._sum[parts[number]], taken[0].view(self._dtype))
+        return ("has",)
+
+    def total(self, contributed: types.Contribution, host_secs: np.ndarray) -> types.Contribution:
+        self.is_posted = False
+        if self._communicator.is_warm_up:
+            return self._unpacked(contributed, self._own)
+        self._secs = float(host_secs[self._communicator.roster.own.rank])
+        return self._unpacked(contributed, self._sum)
+
+
+def _slice(member: Member, members: Sequence[Member], count: int) -> range:
+    """Which of so many pieces a member adds; none of one that is not in the sum."""
+    if member not in members:
+        return range(0)
+    at, of = members.index(member), len(members)
+    return range(count * at // of, count * (at + 1) // of)
+
+
+def digest(tree: types.PyTree) -> int:
+    """Of the bytes of all leaves: their sums as 64-bit integers."""
+    found = np.int64(0)
+    with np.errstate(over="ignore"):
+        for leaf in jax.tree.leaves(tree):
+            content = np.asarray(leaf.addressable_data(0)).reshape(-1).view(np.uint8)
+            whole = content[: content.size // 8 * 8].view(np.int64)
+            found = found * np.int64(31) + whole.sum() + content[whole.nbytes :].sum(dtype=np.int64)
+    return int(found)

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from hetjax import process_info
-from hetjax.comm import gpus, hosts, membership, runtime
+from hetjax.comm import gpus, hosts, runtime
 from hetjax.comm import key_value_store as store_lib
 from hetjax.liveness import blocking_waits, failure_detector, stall_reporter
 
@@ -47,14 +47,15 @@ def join(member: process_info.ProcessInfo | None) -> None:
     """
     import jax
 
-    from hetjax.comm import elastic
+    from hetjax.comm import elastic, membership
 
     own, is_child = runtime.current(), process_info.is_child()
     if not is_child and own.membership is None:
         own.membership = membership.of_environment(elastic.Elastic)
     if not is_child and own.seats:
         _detect_failures()
-        _take_gpu([gpus.visible()] * own.seats, own.process_id)
+        if own.membership is not None and own.membership.shares_gpus:
+            _take_gpu([gpus.visible()] * own.seats, own.process_id)
         return
     if member is None:
         own.is_alone = True
@@ -88,7 +89,8 @@ def join(member: process_info.ProcessInfo | None) -> None:
         raise ValueError(_not_joined(member, str(error).splitlines()[0])) from error
     _detect_failures()
     _tell_hosts()
-    processes = own_machine()
+    if len(processes := own_machine()) == own.num_processes:
+        runtime.meet_at_loopback()
     seen = [own.hosts[process].gpus for process in processes]
     _take_gpu(seen, processes.index(member.process_id), is_guess=member.finder is not None)
 
@@ -213,9 +215,10 @@ def join_processes(
     """
     import jax
 
-    # JAX's own call counts, whatever the environment says.
-    if jax.distributed.is_initialized() and not process_info.is_child():
-        own = runtime.current()
+    own = runtime.current()
+    # JAX's own call counts, and an engine's membership, whatever the environment says.
+    is_joined = jax.distributed.is_initialized() or own.membership is not None
+    if is_joined and not process_info.is_child():
         found = own.process_id, own.num_processes, own.coordinator_address
         member: process_info.ProcessInfo | None = process_info.ProcessInfo(*found)
     else:
@@ -308,30 +311,3 @@ def _check_port(host: str, port: int) -> None:
             f"process 0 cannot listen at {host}:{port}: {error.strerror}; give all processes a "
             "--coordinator=HOST:PORT that is free"
         ) from error
-
-
-def own_workers(num_workers: int, local: str, member: process_info.ProcessInfo | None) -> int:
-    """How many of a run's workers a process has, each on a device of its own.
-
-    Args:
-        num_workers: of the run.
-        local: the local form, as the configuration names it.
-        member: which process this is; None: it is alone.
-
-    Raises:
-        ValueError: the workers cannot be shared out among the processes.
-    """
-    if local == "virtual" and member is not None:
-        raise ValueError(
-            f"local: 'virtual' plays all workers in one process; this run has "
-            f"{member.num_processes}"
-        )
-    if local == "virtual" or runtime.current().seats:
-        return 1
-    num_processes = 1 if member is None else member.num_processes
-    if num_workers % num_processes:
-        raise ValueError(
-            f"cluster.num_workers={num_workers} must be a multiple of {num_processes}, the "
-            "processes of this run"
-        )
-    return num_workers // num_processes

@@ -2,25 +2,27 @@
 
 `current` is the one `Runtime` of the process. `blocking_waits` alone keeps the waits beside it, as
 `liveness` knows no `comm`. Processes have a runtime of JAX in common, or in a run apart a
-`Membership` each. JAX has no public interface to what `jax.distributed` knows. This module alone
-uses the private one.
+`Membership` each. JAX has no public interface to what `jax.distributed` knows, and to how it is
+used. This module alone uses the private one.
 """
 
 import collections
 import ctypes
 import functools
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hetjax.comm import hosts
-from hetjax.comm import membership as membership_lib
-from hetjax.liveness import blocking_waits, failure_detector, stall_reporter
+from hetjax.liveness import failure_detector, stall_reporter
+
+if TYPE_CHECKING:  # the launcher needs no NumPy
+    from hetjax.comm import membership as membership_lib
 
 
 class Runtime:
     """Of a process; of one that is alone, too."""
 
     def __init__(self) -> None:
-        self.membership: membership_lib.Membership | None = None
+        self.membership: membership_lib.MembershipClient | None = None
         """In a run apart, once this process has joined it."""
         self.detector = failure_detector.Detector()
         """Tells the other processes what becomes of this one, and hears of them."""
@@ -30,7 +32,6 @@ class Runtime:
         """Of each process, when all have told theirs."""
         self.num_stores: collections.Counter[str] = collections.Counter()
         """How many stores of a name this process has made."""
-        self.waits = blocking_waits.of_process()
 
     @property
     def joined(self) -> Any:
@@ -67,7 +68,7 @@ class Runtime:
     @property
     def is_first(self) -> bool:
         """Whether this process says what the others compare theirs with."""
-        return self.process_id == 0 and not (self.membership and self.membership.is_newcomer)
+        return self.process_id == 0 if self.membership is None else self.membership.is_first
 
 
 class Joined(stall_reporter.Roster):
@@ -83,6 +84,22 @@ class Joined(stall_reporter.Roster):
         for held in (state.client, state.service):
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(held))  # so that nothing ever destroys it
         state.client = state.service = None
+
+
+def meet_at_loopback() -> None:
+    """Has the collectives of CPUs, which JAX makes later, listen for processes of this machine
+    alone. JAX has them listen at the address of the machine's name."""
+    import jax
+    from jax._src import distributed, xla_bridge
+    from jax._src.lib import _jax
+
+    def make() -> Any:
+        client = distributed.global_state.client
+        gloo = _jax.make_gloo_tcp_collectives(client, "127.0.0.1") if client else None
+        return xla_bridge.make_cpu_client(gloo)
+
+    if jax.config.jax_cpu_collectives_implementation == "gloo":  # type: ignore[attr-defined]
+        xla_bridge.register_backend_factory("cpu", make, priority=0, fail_quietly=False)
 
 
 @functools.cache

@@ -20,9 +20,10 @@ from jax.sharding import Mesh
 
 from hetjax import memory, trees, types
 from hetjax import mesh as mesh_lib
-from hetjax.comm import communicator, double_buffer, socket_allgather
+from hetjax.comm import communicator, socket_allgather
 
 _MOST_BYTES = 1 << 30  # of the file: larger sums are left to the sockets
+_ALIGNED = 64  # bytes; JAX copies what is not aligned so
 _BLOCK = 1 << 15  # numbers that are added up at a time, in the cache
 
 
@@ -36,6 +37,48 @@ class HostSums(communicator.Sums):
         self, contributed: types.Contribution, metrics: types.SyncMetrics
     ) -> tuple[types.PyTree, jax.Array]:
         return trees.of_vector(contributed.sums, self._like), metrics.weight_sum
+
+
+class PackedSums(HostSums):
+    """Sums of a process that has one worker: its contribution and its change of the model's state
+    are one vector.
+
+    Args:
+        mesh: of its device.
+        like: of the shapes of what a worker's sums are.
+    """
+
+    def __init__(self, mesh: Mesh, like: types.PyTree) -> None:
+        self._mesh, self._like = mesh, like
+        self._size = sum(leaf.size for leaf in jax.tree.leaves(like))  # numbers of a contribution
+        self._dtype = np.dtype(np.float32)
+
+    @property
+    def num_bytes(self) -> int:
+        """Of a contribution; with the changes of the model's state, once one has been posted."""
+        return self._size * self._dtype.itemsize
+
+    def _packed(self, contributed: types.Contribution) -> list[np.ndarray]:
+        """The parts of the vector."""
+        added = contributed.sums, contributed.state_change
+        mine = jax.tree.leaves(mesh_lib.worker_rows(added)[0])
+        numbers = [np.asarray(leaf).reshape(-1) for leaf in mine]
+        self._dtype = np.result_type(*numbers)
+        self._size = sum(part.size for part in numbers)
+        return numbers
+
+    def _unpacked(self, contributed: types.Contribution, total: np.ndarray) -> types.Contribution:
+        """The contribution with the sums that a vector holds."""
+        size = sum(leaf.size for leaf in jax.tree.leaves(self._like))
+        like = contributed.state_change
+        change = trees.of_vector(total[size:], like)
+        change = jax.tree.map(lambda part, leaf: part.astype(leaf.dtype), change, like)
+        sums, change = mesh_lib.place((total[None, :size], change), self._mesh)
+        return contributed._replace(sums=sums, state_change=change)
+
+    def _new_vector(self) -> np.ndarray:
+        """Of this process only; aligned, so that JAX reads it where it lies."""
+        return np.frombuffer(mmap.mmap(-1, self.num_bytes), self._dtype)
 
 
 class SharedSums(HostSums):
@@ -120,8 +163,7 @@ def add_up(rows: Sequence[np.ndarray], total: np.ndarray) -> None:
 
 
 def _num_bytes(like: types.PyTree, num_workers: int) -> int:
-    row = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(like))
-    return 2 * (num_workers + 1) * -(-row // double_buffer.ALIGNED) * double_buffer.ALIGNED
+    return 2 * (num_workers + 1) * -(-trees.num_bytes(like) // _ALIGNED) * _ALIGNED
 
 
 def new_file(num_bytes: int) -> int | None:

@@ -13,7 +13,7 @@ import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from hetjax import gates, ordering, parts, quota, topology
+from hetjax import gates, messages, ordering, parts, quota, topology
 from hetjax.parts import options as options_lib
 
 GIVEN = "given: "  # stands in a configuration before what cannot be written down
@@ -184,10 +184,8 @@ def imported(field: str, name: str, title: str, example: str) -> Callable[..., A
             f"{field}: got {name!r}, a {title} that could not be written down. Give the object "
             f"again, {example}; or make it by a @hetjax.parts.factory of a module"
         )
-    try:
+    with messages.as_mistake(f"{field}: ", after="."):
         return parts.load(name)
-    except ValueError as error:
-        raise ValueError(f"{field}: {error}.") from error
 
 
 def _checked(kind: PartKind, given: Any, name: str = "") -> Any:

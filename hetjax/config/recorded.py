@@ -6,6 +6,7 @@ import pathlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from hetjax import messages
 from hetjax.config import experiment, kinds
 
 _OF_NO_EFFECT = (
@@ -47,15 +48,13 @@ def check(
     Raises:
         ValueError: if it has another one, or its `config.json` cannot be read.
     """
-    try:
+    with messages.as_mistake(_unusable(workdir), (OSError, AttributeError, json.JSONDecodeError)):
         theirs = read(workdir, config)
         if theirs is None:
             return
         config = config | {name: theirs[name] for name in may_grow if grown(theirs, config, name)}
         theirs, ours = (_without(each, may_differ) for each in (theirs, config))
         _check_given(theirs, ours, way)
-    except (OSError, json.JSONDecodeError, AttributeError) as error:
-        raise unusable(workdir, error) from error
     different = _differences(theirs, ours)
     if different:
         more = f" and {len(different) - 3} more" if len(different) > 3 else ""
@@ -124,12 +123,11 @@ def usable(workdir: pathlib.Path, lead: Any = None) -> Iterator[None]:
     except OSError as error:
         if lead is not None:
             lead.check()
-        raise unusable(workdir, error) from error
+        raise ValueError(f"{_unusable(workdir)}{error}") from error
 
 
-def unusable(workdir: pathlib.Path, error: Exception) -> ValueError:
-    """The error of a workdir that cannot be read or written."""
-    return ValueError(f"workdir {str(workdir)!r} cannot be used: {error}")
+def _unusable(workdir: pathlib.Path) -> str:
+    return f"workdir {str(workdir)!r} cannot be used: "
 
 
 def _short(value: Any) -> str:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hetjax import digests, parts
+from hetjax import digests, messages, parts
 from hetjax.data import iterable_states, leaves, source_checks, sources
 
 logger = logging.getLogger(__name__)
@@ -139,14 +139,10 @@ class Inputs:
         return self._iterator
 
     def _split(self, batch: Any) -> list[Any]:
-        try:
+        said = f"hetjax.stream: the {self.name} gave no batch after {self._taken:,} examples: "
+        with messages.as_mistake(said, after="; batched=False takes single examples"):
             examples = sources.ArraySource(source_checks.opened(batch))
             return [examples[at] for at in range(len(examples))]
-        except ValueError as error:
-            raise ValueError(
-                f"hetjax.stream: the {self.name} gave no batch after {self._taken:,} examples: "
-                f"{error}; batched=False takes single examples"
-            ) from error
 
     # --- How a run goes on ---
 

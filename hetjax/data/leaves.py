@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from hetjax import messages
+
 PyTree = Any
 
 _NUMBERS = (bool, int, float)
@@ -150,10 +152,8 @@ def _array_leaf(path: str, leaf: Any) -> np.ndarray:
     name = f"array {path}" if path else "the array"
     if type(leaf) is list:
         return _number_array(leaf)
-    try:
+    with messages.as_mistake(f"{name} ", (ValueError, TypeError)):
         array = as_array(leaf)
-    except (ValueError, TypeError) as error:
-        raise ValueError(f"{name} {error}") from error
     if not hasattr(leaf, "__array__") or array.ndim == 0:
         raise ValueError(f"{name} is {type(leaf).__name__}; a source takes arrays of examples")
     if not _is_numeric(array.dtype):

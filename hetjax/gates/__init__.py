@@ -10,31 +10,20 @@ Imports `parts`; needs only NumPy, never JAX.
 
 from collections.abc import Callable
 
-from hetjax.gates.agreement import Clock, check, play
-from hetjax.gates.gate import AlwaysOpen, Board, Closing, Gate, Live, begin, close
-from hetjax.gates.triggers import deadline, first, none, quorum
+from hetjax import parts
+from hetjax.gates.agreement import Clock as Clock
+from hetjax.gates.agreement import check as check
+from hetjax.gates.agreement import play as play
+from hetjax.gates.gate import AlwaysOpen as AlwaysOpen
+from hetjax.gates.gate import Board as Board
+from hetjax.gates.gate import Closing as Closing
+from hetjax.gates.gate import Gate as Gate
+from hetjax.gates.gate import Live as Live
+from hetjax.gates.gate import begin as begin
+from hetjax.gates.gate import close as close
+from hetjax.gates.triggers import deadline as deadline
+from hetjax.gates.triggers import first as first
+from hetjax.gates.triggers import none as none
+from hetjax.gates.triggers import quorum as quorum
 
-GATES: dict[str, Callable[..., Gate]] = {
-    "none": none,
-    "first": first,
-    "quorum": quorum,
-    "deadline": deadline,
-}
-
-__all__ = [
-    "GATES",
-    "AlwaysOpen",
-    "Board",
-    "Clock",
-    "Closing",
-    "Gate",
-    "Live",
-    "begin",
-    "check",
-    "close",
-    "deadline",
-    "first",
-    "none",
-    "play",
-    "quorum",
-]
+GATES: dict[str, Callable[..., Gate]] = parts.by_name(none, first, quorum, deadline)

@@ -304,6 +304,6 @@ def check_apart(config: Any, chosen: kinds.Parts, *, one_pass: bool) -> None:
     for name, (value, is_wrong) in has.items():
         if is_wrong:
             raise ValueError(
-                f"{name}: got {value!r}, which a run apart, whose workers come and go, has not; "
-                "start it with --runtime=joined"
+                f"{name}: got {value!r}, which a run whose workers come and go has not; start it "
+                "with --runtime=joined, or over Ray without elastic=True"
             )

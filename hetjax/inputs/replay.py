@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from hetjax import messages
+
 
 class TracedRound(NamedTuple):
     quotas: np.ndarray  # i64[W]
@@ -28,14 +30,11 @@ def read_trace(path: str | pathlib.Path, num_workers: int) -> list[TracedRound]:
 
 def _read(path: pathlib.Path, num_workers: int) -> Iterator[TracedRound]:
     for number, line in enumerate(path.read_text().splitlines(), start=1):
-        try:
+        said = f"replay: line {number} of {str(path)!r} is no record of a round ("
+        with messages.as_mistake(said, (ValueError, KeyError, TypeError), after=")"):
             record = json.loads(line)
             quotas = np.asarray(record["quotas"], np.int64)
             done = np.asarray(record["microbatches_done"], np.int64)
-        except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(
-                f"replay: line {number} of {str(path)!r} is no record of a round ({error})"
-            ) from error
         if quotas.shape != (num_workers,) or done.shape != (num_workers,):
             raise ValueError(
                 f"replay: {str(path)!r} was written with {quotas.size} workers, this run has "

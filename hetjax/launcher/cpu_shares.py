@@ -297,31 +297,23 @@ class _Spent:
             return self._used + (0.0 if self._stopped else time.monotonic() - self._time)
 
 
-def hold(shares: Sequence[float], *, method: str | None = None) -> NoShares:
+def hold(shares: Sequence[float]) -> NoShares:
     """Prepares to hold processes to their shares, by the best method that works here.
 
     Args:
         shares: of each process, in cores; `check_shares` accepts them. Empty: no process is held.
-        method: "group" or "duty_cycle"; None: groups if they are permitted.
 
     Returns:
         An object that gives each process's `confinement`. Tell it when a process has started and
         ended, and close it at the end. Its `description` says which method it is.
-
-    Raises:
-        OSError: method is "group" and that is not permitted.
     """
     if not shares:
         return NoShares()
-    if method == "duty_cycle":
-        return DutyCycle(shares)
     try:
         own = pathlib.Path("/proc/self")
         files = (own / "mountinfo").read_text(), (own / "cgroup").read_text()
         return ControllerGroups(shares, *find_controller(*files))
     except OSError as error:
-        if method == "group":
-            raise
         return DutyCycle(shares, why=error.strerror or str(error))
 
 

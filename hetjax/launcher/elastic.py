@@ -5,15 +5,13 @@ it was asked to. A worker that tells why it ends (it raised) ends the attempt, a
 """
 
 import contextlib
-import json
 import logging
-import os
 import shutil
 import time
 from collections.abc import Mapping
 from typing import Any
 
-from hetjax.comm import file_store, membership
+from hetjax.comm import membership
 from hetjax.comm.membership import LEFT_OUT, REMOVED
 from hetjax.launcher import faults, gang, seats, supervisor
 from hetjax.liveness import heartbeats
@@ -24,11 +22,12 @@ logger = logging.getLogger(__name__)
 class ElasticSupervisor(supervisor.Supervisor):
     """As its base, of one run apart, in whose directory users ask."""
 
+    _seats: seats.Seats
+
     def run(self) -> int:
         where = seats.directory_of_runs()
         with supervisor.directory("hetjax-run-", self._guardian, where) as self.run_directory:
-            (self.run_directory / seats.ASKS).mkdir(mode=0o700)
-            self._asks = file_store.FileStore(self.run_directory / seats.ASKS)
+            self._asks = seats.Asks(self.run_directory)
             run = self.run_directory
             logger.info(f"workers come and go by --add={run} and --remove={run}:WORKER")
             return super().run()
@@ -37,11 +36,13 @@ class ElasticSupervisor(supervisor.Supervisor):
         attempt, num_workers = common["HETJAX_ATTEMPT"], self._options.num_workers
         most = self._options.max_workers or num_workers
         if int(attempt):
+            self._seats.close()
             shutil.rmtree(self.run_directory / str(int(attempt) - 1), ignore_errors=True)
             logger.warning(
                 f"workers 0 to {num_workers - 1} begin; added and removed workers are not known"
             )
-        self._seats = seats.Seats(self.run_directory / attempt, num_workers, most)
+        where, late_secs = self.run_directory / attempt, self._options.late_secs
+        self._seats = seats.Seats(where, num_workers, most, late_secs)
         self._common, self._has_finished = dict(common), False
         self._slept: dict[int, float] = {}  # since when workers are stopped, monotonic seconds
         return [{**common, **self._seats.take(seat)} for seat in range(num_workers)]
@@ -54,6 +55,7 @@ class ElasticSupervisor(supervisor.Supervisor):
     def _take(self, event: Any) -> None:
         if isinstance(event, gang.WorkerExit):
             leaves = event.worker not in self._seats.staying()
+            self._has_finished |= event.returncode <= 0 and self._seats.has_ended()
             self._seats.over(event.worker, killed=event.returncode < 0)
             is_ending = self._verdict or self._faults or self._stop_code
             if not is_ending and self._goes_on(event, leaves=leaves):
@@ -67,7 +69,6 @@ class ElasticSupervisor(supervisor.Supervisor):
         """Whether the run goes on without a process that has ended, or with another in its seat."""
         worker, code, options = event.worker, event.returncode, self._options
         is_killed, has_begun = code < 0, self._seats.has_begun()
-        self._has_finished |= code == 0 and self._seats.has_ended()
         if code == 0 and has_begun and not self._has_finished:
             logger.info(f"worker {worker} ended before the run, without a fault; its seat is empty")
         if not is_killed and code not in (LEFT_OUT, REMOVED):
@@ -126,14 +127,15 @@ class ElasticSupervisor(supervisor.Supervisor):
 
     def _hear(self) -> None:
         super()._hear()
-        for key, request in self._asks.key_value_dir_get("ask/"):
-            self._asks.key_value_delete(key)
-            try:
-                is_done, text = True, self._done(json.loads(request))
-                logger.info(text)
-            except ValueError as error:
-                is_done, text = False, str(error)
-            self._asks.key_value_set(key.replace("ask/", "answer/"), json.dumps([is_done, text]))
+        self._asks.answer(self._answer)
+
+    def _answer(self, request: Mapping[str, Any]) -> tuple[bool, str]:
+        try:
+            text = self._done(request)
+        except ValueError as error:
+            return False, str(error)
+        logger.info(text)
+        return True, text
 
     def _done(self, request: Mapping[str, Any]) -> str:
         """Does what a user asks; says so.
@@ -166,7 +168,7 @@ class ElasticSupervisor(supervisor.Supervisor):
 
 def _excused(said: heartbeats.Snapshot, now: float) -> heartbeats.Snapshot:
     """What a process said, as if work of its own, which may take its time, had just begun."""
-    busy_secs = float(os.environ.get("HETJAX_BUSY_SECS", membership.BUSY_SECS))
+    _, busy_secs = membership.patience()
 
     def excused(e: heartbeats.Entry) -> heartbeats.Entry:
         is_excused = e.phase in heartbeats.OWN_WORK and now - e.since < busy_secs

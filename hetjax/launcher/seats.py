@@ -1,29 +1,38 @@
 """The seats of a run apart: their starts, which are over, and what users ask for while it runs.
 
-The workers read `roll`, a byte for each start of a process. Users ask by files in the directory of
-the run: `--add`, `--remove` of `hetjax.launch`.
+The launcher has the referee of the run in a thread (`comm/local_carrier.py`), and tells it who has
+ended. Users ask by a socket in the directory of the run: `--add`, `--remove` of `hetjax.launch`.
 """
 
-import json
-import mmap
+import asyncio
 import os
 import pathlib
-import secrets
+import queue
+import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from hetjax.comm import file_store, membership
+from hetjax.comm import carrier, local_carrier, membership, referee_host
+from hetjax.comm.referee import Member
 
-_MOST_STARTS = 1 << 16
-_PATIENCE_MILLISECS = 10_000
-ASKS = "asks"  # the directory in that of the run in which users ask
+_PATIENCE_SECS = 10.0
+_MOST_OF_NAME = 70  # bytes of a directory: the system takes 103 of a socket's
 
 
-def directory_of_runs() -> str | None:
-    """Where memory is shared; None: where other temporary files are."""
-    is_usual = os.access("/dev/shm", os.W_OK | os.X_OK)
-    return os.environ.get(membership.SHARED, "/dev/shm" if is_usual else None)
+def directory_of_runs() -> str:
+    """Where memory is shared.
+
+    Raises:
+        ValueError: a socket of a run there would have too long a name.
+    """
+    usual = "/dev/shm" if os.access("/dev/shm", os.W_OK | os.X_OK) else tempfile.gettempdir()
+    where = os.environ.get(local_carrier.SHARED, usual)
+    if len(os.fsencode(where)) > _MOST_OF_NAME:
+        raise ValueError(
+            f"{local_carrier.SHARED}={where}: {_MOST_OF_NAME} bytes at most; sockets lie there"
+        )
+    return where
 
 
 class Seats:
@@ -33,26 +42,28 @@ class Seats:
         directory: of the attempt; it is made.
         founders: seats that begin the run.
         seats: of the run, taken or not.
+        late_secs: how long, at least, a worker without progress is waited for; 0: not said.
     """
 
-    def __init__(self, directory: pathlib.Path, founders: int, seats: int) -> None:
-        self._directory, self._founders = directory, founders
+    def __init__(
+        self, directory: pathlib.Path, founders: int, seats: int, late_secs: float
+    ) -> None:
+        self._directory, self._seats, self._starts = directory, seats, 0
         self.start_of: dict[int, int] = {}
         """The newest start in each seat that is taken."""
         self.began: dict[int, float] = {}
         """When that was started, monotonic seconds."""
-        self._seats, self._starts = seats, 0
-        for each in (directory, directory / "board"):
-            each.mkdir(mode=0o700)
-        self._board = file_store.FileStore(directory / "board")
-        (directory / "roll").write_bytes(bytes(_MOST_STARTS))
-        with open(directory / "roll", "r+b") as file:
-            self._roll = mmap.mmap(file.fileno(), 0)
+        self._leaving: set[int] = set()
+        directory.mkdir(mode=0o700)
+        self._host = referee_host.RefereeHost(
+            *membership.patience(late_secs or None), outlives=local_carrier.LocalCarrier.outlives
+        )
+        self._server = local_carrier.Server(directory, self._host)
+        self._server.call("found", [Member(seat, seat) for seat in range(founders)])
 
     def take(self, seat: int) -> dict[str, str]:
         """The variables of the process that is to be started in a seat."""
         start, self._starts = self._starts, self._starts + 1
-        self._roll[start] = membership.RUNS
         self.start_of[seat], self.began[seat] = start, time.monotonic()
         return {
             "HETJAX_RUNTIME": "apart",
@@ -60,39 +71,74 @@ class Seats:
             "HETJAX_START": str(start),
             "HETJAX_PROCESS_ID": str(seat),
             "HETJAX_NUM_PROCESSES": str(self._seats),
-            "HETJAX_FOUNDERS": str(self._founders),
         }
 
     def over(self, seat: int, *, killed: bool) -> None:
-        """Writes where all look that the start in it is over; the seat is free."""
-        self._roll[self.start_of.pop(seat)] = membership.KILLED if killed else membership.OVER
+        """Tells the referee that the start in it is over; the seat is free."""
+        start = self.start_of.pop(seat)
+        self._leaving.discard(seat)
+        self._server.call("gone", Member(seat, start), "was killed" if killed else "ended")
+        pieces = list(self._directory.glob(f"{local_carrier.PIECE}.{start}.*"))
+        self._server.begin(self._remove(pieces))
+
+    async def _remove(self, pieces: list[pathlib.Path]) -> None:
+        """Removes what a worker has put up, when no other is about to read it."""
+        await self._host.decides(rounds=2)
+        for path in pieces:
+            path.unlink(missing_ok=True)
 
     def has_begun(self) -> bool:
-        """Whether the workers have decided which of them begin the run."""
-        return bool(self._board.key_value_dir_get("decision/"))
+        """Whether it is decided which workers begin the run."""
+        return self._host.status != "begins"
 
     def has_ended(self) -> bool:
         """Whether the workers have said that all is written."""
-        return bool(self._board.key_value_dir_get("over"))
+        return self._host.status == "over"
 
     def hold_state(self) -> bool:
-        """Whether a member of the last decision runs."""
-        newest, starts = membership.newest_on(self._board), self.start_of.values()
-        return newest is not None and any(member.incarnation in starts for member in newest.members)
+        """Whether a member that has the state of the run lives."""
+        return self._host.status == "goes"
+
+    def staying(self) -> set[int]:
+        """The seats of those that are not asked to leave."""
+        return self.start_of.keys() - self._leaving
+
+    def ask_to_leave(self, seat: int) -> None:
+        self._leaving.add(seat)
+        self._server.call("ask_to_leave", Member(seat, self.start_of[seat]))
+
+    def close(self) -> None:
+        self._server.close()
 
     def free(self) -> int | None:
         """The first free seat."""
         return next((seat for seat in range(self._seats) if seat not in self.start_of), None)
 
-    def staying(self) -> set[int]:
-        """The seats of those that are not asked to leave."""
-        return {k for k, start in self.start_of.items() if self._roll[start] == membership.RUNS}
-
-    def ask_to_leave(self, seat: int) -> None:
-        self._roll[self.start_of[seat]] = membership.ASKED_TO_LEAVE
-
 
 # --- What users ask ---
+
+
+class Asks:
+    """Requests of users, until the launcher answers them.
+
+    Args:
+        directory: of the run.
+    """
+
+    def __init__(self, directory: pathlib.Path) -> None:
+        self._asked: queue.SimpleQueue[tuple[Any, asyncio.Future, Any]] = queue.SimpleQueue()
+        local_carrier.Server(directory, self)
+
+    async def ask(self, request: Mapping[str, Any]) -> tuple[bool, str]:
+        answer, loop = asyncio.get_running_loop().create_future(), asyncio.get_running_loop()
+        self._asked.put((request, answer, loop))
+        return await answer
+
+    def answer(self, do: Callable[[Mapping[str, Any]], tuple[bool, str]]) -> None:
+        """Answers all that were asked by what a function returns."""
+        while not self._asked.empty():
+            request, answer, loop = self._asked.get()
+            loop.call_soon_threadsafe(answer.set_result, do(request))
 
 
 def ask(directory: str, request: Mapping[str, Any]) -> str:
@@ -101,16 +147,16 @@ def ask(directory: str, request: Mapping[str, Any]) -> str:
     Raises:
         ValueError: there is no such run, or it refuses.
     """
-    name, asks = secrets.token_hex(8), file_store.FileStore(pathlib.Path(directory, ASKS))
+    to_launcher = local_carrier.LocalCarrier(pathlib.Path(directory), answer_secs=_PATIENCE_SECS)
     try:
-        asks.key_value_set(f"ask/{name}", json.dumps(request))
-        answer = asks.blocking_key_value_get(f"answer/{name}", _PATIENCE_MILLISECS)
-    except TimeoutError:
-        asks.key_value_delete(f"ask/{name}")  # or it would be done when it is not expected
-        raise ValueError(f"{directory}: the launcher does not answer, or has ended") from None
-    except OSError:
-        raise ValueError(f"{directory}: there is no such run, or it has ended") from None
-    is_done, text = json.loads(answer)
+        is_done, text = to_launcher.call("ask", request)
+    except carrier.LostRefereeError as error:
+        if error.is_final:
+            text = "there is no such run, or it has ended"
+        else:
+            text = "the launcher does not answer, or has ended"
+        raise ValueError(f"{directory}: {text}") from None
+    to_launcher.close()
     if not is_done:
         raise ValueError(text)
     return text

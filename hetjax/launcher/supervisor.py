@@ -41,7 +41,6 @@ class Options:
         command: the program and its arguments, the same for each worker.
         num_workers: how many processes.
         cpus: each worker's share, in cores; (): no limits.
-        cpu_method: how they are held to it, for `cpu_shares.hold`; None: the best that works.
         max_restarts: how often the gang may be started again.
         heartbeat_secs: a hung worker is noticed within two of these.
         start_secs: how long a worker may take to start.
@@ -50,6 +49,8 @@ class Options:
         port: of the coordinator in the first attempt; 0: a free one.
         is_apart: workers come and go.
         max_workers: seats of a run apart; 0: as many as it begins with.
+        late_secs: how long its workers wait for one that makes no progress, at least; 0: as the
+            environment says (`membership.patience`).
         settle_secs: when one worker dies the others follow. The cause is looked for among all
             that end within this time.
     """
@@ -57,7 +58,6 @@ class Options:
     command: tuple[str, ...]
     num_workers: int
     cpus: tuple[float, ...] = ()
-    cpu_method: str | None = None
     max_restarts: int = 3
     heartbeat_secs: float = 30.0
     start_secs: float = 300.0
@@ -66,6 +66,7 @@ class Options:
     port: int = 0
     is_apart: bool = False
     max_workers: int = 0
+    late_secs: float = 0.0
     settle_secs: float = 1.0
 
 
@@ -98,7 +99,7 @@ def supervise(options: Options, make: "type[Supervisor] | None" = None) -> int:
         stack.enter_context(interrupts.handled_by(lambda number, _: events.put(number)))
         guardian = gang.Guardian()
         stack.callback(guardian.close)
-        shares = cpu_shares.hold(options.cpus, method=options.cpu_method)
+        shares = cpu_shares.hold(options.cpus)
         stack.callback(shares.close)
         for group in shares.groups:
             guardian.add("control_group", group)

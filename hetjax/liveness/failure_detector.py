@@ -128,6 +128,7 @@ class FailureDetector(Detector):
 
     def follow(self, heartbeats: heartbeats_lib.Heartbeats) -> None:
         self._heartbeats = heartbeats
+        self._roster.follow(heartbeats)
         self.goes_on()
 
     def left(self, error: BaseException) -> None:

@@ -93,7 +93,8 @@ class _Writer(Heartbeats):
         self._file = open(path(directory, process), "wb", buffering=0)  # noqa: SIM115
         self._num_written = 0
         self._period_secs = min(heartbeat_secs / WRITES_PER_HEARTBEAT, _MOST_SECS)
-        self._closed = False
+        self._closed = self._has_begun = False
+        self._writing = threading.Lock()
         self._wake = threading.Event()
         self._stack_file = open(stack_path(directory, process), "w")  # noqa: SIM115
         faulthandler.register(STACKS, file=self._stack_file, all_threads=True)
@@ -105,6 +106,9 @@ class _Writer(Heartbeats):
         super().at(phase, round_index, worker)
         if is_first:
             self._wake.set()
+        if round_index is not None and not (self._has_begun or self._closed):
+            self._has_begun = True
+            self._write()  # before it can end: the launcher asks whether a round has begun
 
     def close(self) -> None:
         if self._closed:
@@ -125,8 +129,11 @@ class _Writer(Heartbeats):
         self._write()
 
     def _write(self) -> None:
-        entries = tuple(self._entries.values())
-        said = Snapshot(os.getpid(), time.monotonic(), entries, self._closed)
+        with self._writing:
+            entries = tuple(self._entries.values())
+            self._put(Snapshot(os.getpid(), time.monotonic(), entries, self._closed))
+
+    def _put(self, said: Snapshot) -> None:
         # One system call: each releases the interpreter. A process with a tenth of a core and busy
         # threads gets it back after a long time.
         data = json.dumps(said._asdict()).encode()

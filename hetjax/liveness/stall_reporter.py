@@ -49,6 +49,9 @@ class Roster:
         """Those of the other processes that take part."""
         return others
 
+    def follow(self, heartbeats: heartbeats_lib.Heartbeats) -> None:
+        """A run begins in this process; these say what it does."""
+
     def end_guest(self, words: str) -> None:
         """Ends this process at once if it is a guest, which nobody waits for."""
 

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from hetjax import types
+from hetjax import trees, types
 
 WEIGHTINGS = ("shard", "example", "shard_mean")
 
@@ -64,7 +64,7 @@ def counting(
     weights, losses = metrics.worker_weights, metrics.worker_losses
     counts = metrics.example_count.astype(weights.dtype)
     shares = shares.astype(weights.dtype)
-    mean_loss = _over(metrics.loss_sum, metrics.weight_sum)
+    mean_loss = trees.over(metrics.loss_sum, metrics.weight_sum)
     if added_up and weighting == "example":
         each = metrics.weight_sum, mean_loss
         return Counting(None, *(jnp.broadcast_to(x, weights.shape) for x in each))
@@ -74,9 +74,9 @@ def counting(
     scale = present / amounts
     in_unit = weights / amounts  # 1 to the bit where the examples have no weights
     if weighting == "shard_mean":
-        mean_loss = _over(losses, weights)
+        mean_loss = trees.over(losses, weights)
     elif weighting == "shard":
-        mean_loss = _over(jnp.sum(scale * losses), jnp.sum(present * in_unit))
+        mean_loss = trees.over(jnp.sum(scale * losses), jnp.sum(present * in_unit))
     mean_loss = jnp.broadcast_to(mean_loss, weights.shape)
     if added_up:
         divisor = jnp.sum(present * in_unit)
@@ -100,8 +100,4 @@ def _mean_weight(
     if weighting == "shard":  # of the workers that did something
         weights = shares * (weights / jnp.where(counts > 0, counts, 1))
         counts = jnp.where(counts > 0, shares, 0)
-    return _over(jnp.sum(weights), jnp.sum(counts))
-
-
-def _over(total: jax.Array, weight: jax.Array) -> jax.Array:
-    return total / jnp.where(weight > 0, weight, 1)
+    return trees.over(jnp.sum(weights), jnp.sum(counts))

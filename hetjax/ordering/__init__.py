@@ -14,64 +14,42 @@ import importlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from hetjax.ordering.herding import parallel_herding_bound
-from hetjax.ordering.methods import (
-    d_grab,
-    d_grab_exact,
+from hetjax import parts
+from hetjax.ordering.herding import parallel_herding_bound as parallel_herding_bound
+from hetjax.ordering.methods import d_grab as d_grab
+from hetjax.ordering.methods import d_grab_exact as d_grab_exact
+from hetjax.ordering.methods import frozen as frozen
+from hetjax.ordering.methods import grab as grab
+from hetjax.ordering.methods import grab_random_sign as grab_random_sign
+from hetjax.ordering.methods import pair_balance as pair_balance
+from hetjax.ordering.methods import pair_balance_exact as pair_balance_exact
+from hetjax.ordering.ordering import Observer as Observer
+from hetjax.ordering.ordering import Ordering as Ordering
+from hetjax.ordering.ordering import OrderState as OrderState
+from hetjax.ordering.ordering import Sizes as Sizes
+from hetjax.ordering.orders import block_reshuffling as block_reshuffling
+from hetjax.ordering.orders import fixed_map as fixed_map
+from hetjax.ordering.orders import random_reshuffling as random_reshuffling
+from hetjax.ordering.orders import shuffle_once as shuffle_once
+from hetjax.ordering.orders import synchronised_reshuffling as synchronised_reshuffling
+
+if TYPE_CHECKING:
+    from hetjax.ordering.balance import balance_signs as balance_signs
+
+ORDERINGS: dict[str, Callable[..., Ordering]] = parts.by_name(
+    random_reshuffling,
+    synchronised_reshuffling,
+    shuffle_once,
+    fixed_map,
+    block_reshuffling,
     frozen,
     grab,
     grab_random_sign,
     pair_balance,
     pair_balance_exact,
+    d_grab,
+    d_grab_exact,
 )
-from hetjax.ordering.ordering import Observer, Ordering, OrderState, Sizes
-from hetjax.ordering.orders import (
-    block_reshuffling,
-    fixed_map,
-    random_reshuffling,
-    shuffle_once,
-    synchronised_reshuffling,
-)
-
-if TYPE_CHECKING:
-    from hetjax.ordering.balance import balance_signs
-
-ORDERINGS: dict[str, Callable[..., Ordering]] = {
-    "random_reshuffling": random_reshuffling,
-    "synchronised_reshuffling": synchronised_reshuffling,
-    "shuffle_once": shuffle_once,
-    "fixed_map": fixed_map,
-    "block_reshuffling": block_reshuffling,
-    "frozen": frozen,
-    "grab": grab,
-    "grab_random_sign": grab_random_sign,
-    "pair_balance": pair_balance,
-    "pair_balance_exact": pair_balance_exact,
-    "d_grab": d_grab,
-    "d_grab_exact": d_grab_exact,
-}
-
-__all__ = [
-    "ORDERINGS",
-    "Observer",
-    "OrderState",
-    "Ordering",
-    "Sizes",
-    "balance_signs",
-    "block_reshuffling",
-    "d_grab",
-    "d_grab_exact",
-    "fixed_map",
-    "frozen",
-    "grab",
-    "grab_random_sign",
-    "pair_balance",
-    "pair_balance_exact",
-    "parallel_herding_bound",
-    "random_reshuffling",
-    "shuffle_once",
-    "synchronised_reshuffling",
-]
 
 
 def __getattr__(name: str) -> Any:

@@ -166,6 +166,11 @@ def factory(function: Callable[_Arguments, _Part]) -> Callable[_Arguments, _Part
     return checking
 
 
+def by_name(*factories: Callable[..., _Part]) -> dict[str, Callable[..., _Part]]:
+    """A registry of factories, each by the name of its function, which configurations use."""
+    return {each.__name__: each for each in factories}
+
+
 def is_factory(thing: Any) -> bool:
     """Whether it was made by `factory`.
 

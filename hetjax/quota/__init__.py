@@ -12,40 +12,23 @@ never JAX.
 
 from collections.abc import Callable
 
-from hetjax.quota.adaptive import AdaptiveState, adaptive
-from hetjax.quota.guard import GuardState, guarded
-from hetjax.quota.policies import QuotaPolicy, RoundTimes, dead_band, equal, proportional, static
-from hetjax.quota.solver import (
-    WorkerCosts,
-    continuous_bound_secs,
-    largest_remainder,
-    optimal_round_secs,
-    solve_quotas,
+from hetjax import parts
+from hetjax.quota.adaptive import AdaptiveState as AdaptiveState
+from hetjax.quota.adaptive import adaptive as adaptive
+from hetjax.quota.guard import GuardState as GuardState
+from hetjax.quota.guard import guarded as guarded
+from hetjax.quota.policies import QuotaPolicy as QuotaPolicy
+from hetjax.quota.policies import RoundTimes as RoundTimes
+from hetjax.quota.policies import dead_band as dead_band
+from hetjax.quota.policies import equal as equal
+from hetjax.quota.policies import proportional as proportional
+from hetjax.quota.policies import static as static
+from hetjax.quota.solver import WorkerCosts as WorkerCosts
+from hetjax.quota.solver import continuous_bound_secs as continuous_bound_secs
+from hetjax.quota.solver import largest_remainder as largest_remainder
+from hetjax.quota.solver import optimal_round_secs as optimal_round_secs
+from hetjax.quota.solver import solve_quotas as solve_quotas
+
+POLICIES: dict[str, Callable[..., QuotaPolicy]] = parts.by_name(
+    equal, static, proportional, dead_band, adaptive
 )
-
-POLICIES: dict[str, Callable[..., QuotaPolicy]] = {
-    "equal": equal,
-    "static": static,
-    "proportional": proportional,
-    "dead_band": dead_band,
-    "adaptive": adaptive,
-}
-
-__all__ = [
-    "POLICIES",
-    "AdaptiveState",
-    "GuardState",
-    "QuotaPolicy",
-    "RoundTimes",
-    "WorkerCosts",
-    "adaptive",
-    "continuous_bound_secs",
-    "dead_band",
-    "equal",
-    "guarded",
-    "largest_remainder",
-    "optimal_round_secs",
-    "proportional",
-    "solve_quotas",
-    "static",
-]

@@ -56,10 +56,8 @@ class AdaptiveState(NamedTuple):
     recent_secs: np.ndarray  # f64[n], a microbatch; NaN: never seen
     sampled: sampled.SampledState
     wanted: np.ndarray  # i64[4, n], quotas of each candidate for the last full round
-    compares: bool  # whether the last assign was for a full round and all workers were known
     losses: np.ndarray  # f64[4], sum of the rounds of each candidate, older ones ever less
     squares: np.ndarray  # f64[4, 4], sum of squared differences of these rounds, the same
-    chosen: int
     idle_rounds: np.ndarray  # i64[n], since the worker last computed
     lateness: lateness.Lateness  # which workers were late, owe some or are left out
     worked: np.ndarray  # i64[n], rounds of quotas above 0 since it was last seen as a favour
@@ -67,7 +65,9 @@ class AdaptiveState(NamedTuple):
     secs: np.ndarray  # f64[2], of all rounds; what probes beyond their share have cost
     usual: np.ndarray  # f64[n], log ratios to what is expected that may wait; 0: nothing may
     queue: np.ndarray  # f64[8, 3, n], counts and seconds of rounds that nothing was learned from
-    queued: int  # of these
+    compares: bool = False  # the last assign was for a full round, and all workers were known
+    chosen: int = _FITTED
+    queued: int = 0  # rounds in the queue
 
 
 @parts.factory
@@ -171,10 +171,8 @@ def _init(model: policies.QuotaPolicy, num_workers: int, budget: int) -> Adaptiv
         recent_secs=unknown,
         sampled=sampled.init(num_workers),
         wanted=np.zeros((_NUM_CANDIDATES, num_workers), np.int64),
-        compares=False,
         losses=np.zeros(_NUM_CANDIDATES),
         squares=np.zeros((_NUM_CANDIDATES, _NUM_CANDIDATES)),
-        chosen=_FITTED,
         idle_rounds=zeros,
         lateness=lateness.none(num_workers),
         worked=zeros,
@@ -182,7 +180,6 @@ def _init(model: policies.QuotaPolicy, num_workers: int, budget: int) -> Adaptiv
         secs=np.zeros(2),
         usual=np.zeros(num_workers),
         queue=np.zeros((_MOST_QUEUED, 3, num_workers)),
-        queued=0,
     )
 
 

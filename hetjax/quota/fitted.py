@@ -29,9 +29,9 @@ class FittedState(NamedTuple):
     samples: estimate.Samples  # since each worker's last change
     seen: np.ndarray  # i64[n], rounds in which it was seen since then
     watch: estimate.Detector
-    pace: float  # how many times slower than fitted all were in the last round; 1: not clearly
     settling: int  # rounds left in which every better solution is taken
-    rounds: int  # observed
+    pace: float = 1.0  # times slower than fitted that all were in the last round; 1: not clearly
+    rounds: int = 0  # observed
 
 
 class Settings(NamedTuple):
@@ -77,9 +77,7 @@ def _init(options: Settings, num_workers: int, budget: int) -> FittedState:
         samples=estimate.no_samples(num_workers),
         seen=zeros,
         watch=estimate.no_watch(num_workers),
-        pace=1.0,
         settling=options.settle_rounds,
-        rounds=0,
     )
 
 

@@ -48,19 +48,19 @@ class GuardState(NamedTuple):
     equal: np.ndarray  # i64[n], equal split of full rounds
     quotas: np.ndarray  # i64[n], given in the last round
     wanted: np.ndarray  # i64[n], the policy's for the last round
-    kind: int  # what that round tells about
-    looking: bool
-    held: bool  # equal split is held
-    by_rounds: bool  # it is held because its rounds were shorter, against what their clocks say
-    rounds: int  # rounds of quotas not judged, less rounds of judged ones; held: of the hold
-    wait: int  # rounds before the next look; held: before the hold may end
     judged: np.ndarray  # i64[n], the policy's quotas in the last look; all 0: none yet
-    hold: int  # the least rounds of the next hold
     clocks: Clocks
     forecasts: np.ndarray  # f64[_WAIT], equal split's round over the policy's, by its clocks
     recent_secs: np.ndarray  # f64[_WAIT], the policy's last rounds
     equal_secs: np.ndarray  # f64[2, _WINDOW], of equal rounds: as they were; by policy's quotas
     secs: np.ndarray  # f64[2, _MOST_ROUNDS], of a look's rounds: the policy's, equal ones
+    kind: int = _NOTHING  # what the last round tells about
+    looking: bool = False
+    held: bool = False  # equal split is held
+    by_rounds: bool = False  # it is, because its rounds were shorter, against what clocks say
+    rounds: int = 0  # rounds of quotas not judged, less rounds of judged ones; held: of the hold
+    wait: int = _WAIT  # rounds before the next look; held: before the hold may end
+    hold: int = _HOLD  # the least rounds of the next hold
 
 
 def guarded(policy: policies.QuotaPolicy) -> policies.QuotaPolicy:
@@ -157,14 +157,7 @@ def _fresh(inner: Any, budget: int, caps: np.ndarray) -> GuardState:
         equal=solver.equal_split(min(budget, int(caps.sum())), caps),
         quotas=zeros,
         wanted=zeros,
-        kind=_NOTHING,
-        looking=False,
-        held=False,
-        by_rounds=False,
-        rounds=0,
-        wait=_WAIT,
         judged=zeros,
-        hold=_HOLD,
         clocks=Clocks(zeros, np.full(caps.size, np.nan), np.zeros(caps.size)),
         forecasts=np.full(_WAIT, np.nan),
         recent_secs=np.full(_WAIT, np.nan),

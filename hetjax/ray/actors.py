@@ -9,9 +9,11 @@ from collections.abc import Callable
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from hetjax.comm import elastic, membership
+from hetjax.comm.referee import Member
 from hetjax.launcher import environment
 from hetjax.liveness import exit_reports, failure_detector, stall_reporter
-from hetjax.ray import joining
+from hetjax.ray import carrier, joining
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +33,7 @@ class End(NamedTuple):
     words: str = ""
 
 
-class _Worker:
+class Worker:
     """What an actor does."""
 
     def tell(self) -> tuple[int, str, str, bool]:
@@ -48,24 +50,55 @@ class _Worker:
 
     def run(self, train_fn: Callable[[], Any], own: int, size: int, address: str) -> Any:
         """(how it ended, what it returned or in words why)."""
-        of_ray = signal.signal(signal.SIGTERM, signal.SIG_DFL)  # no handler of the program's own
+        return _ran(
+            train_fn,
+            lambda: joining.join(own, size, address),
+            lambda result: without_state(result) if own == 0 else None,
+        )
+
+    def run_elastic(
+        self,
+        train_fn: Callable[[], Any],
+        host: Any,
+        own: Member,
+        seats: int,
+    ) -> tuple[tuple[str, Any], Any]:
+        """The same of a member of an elastic run: how it ended, with whether it took part and
+        whether it leads, or in words why; and what the function returned."""
+        to_host = carrier.RayCarrier(host)
+        roster = membership.MembershipClient(
+            to_host, own, seats=seats, communicator=elastic.Elastic
+        )
         try:
-            joining.join(own, size, address)
-            result = train_fn()
-        except SystemExit as error:
-            if error.code:
-                return "lost", f"left by {error!r}"
-            result = None
-        except Exception as error:
-            if failure_detector.is_loss(error):
-                return "lost", f"has lost the others: {str(error).splitlines()[0]}"
-            raise
+            kind, value = _ran(train_fn, lambda: joining.join_elastic(roster), without_state)
         finally:
-            signal.signal(signal.SIGTERM, of_ray)
-        return "done", _without_state(result) if own == 0 else None
+            roster.has_returned = True
+        if kind == "lost":
+            return (kind, value), None
+        return (kind, (roster.is_taken, roster.leads)), value
 
 
-def _without_state(result: Any) -> Any:
+def _ran(
+    train_fn: Callable[[], Any], join: Callable[[], None], kept: Callable[[Any], Any]
+) -> tuple[str, Any]:
+    of_ray = signal.signal(signal.SIGTERM, signal.SIG_DFL)  # no handler of the program's own
+    try:
+        join()
+        result = train_fn()
+    except SystemExit as error:
+        if error.code:
+            return "lost", f"left by {error!r}"
+        result = None
+    except Exception as error:
+        if failure_detector.is_loss(error):
+            return "lost", f"has lost the others: {str(error).splitlines()[0]}"
+        raise
+    finally:
+        signal.signal(signal.SIGTERM, of_ray)
+    return "done", kept(result)
+
+
+def without_state(result: Any) -> Any:
     """A result of `fit` without its state, which lies on the devices of all processes."""
     from hetjax.records import results
 
@@ -97,7 +130,7 @@ class Workers:
             try:
                 self._places.append(ray.get(call))
             except ray.exceptions.RayActorError as error:
-                return End(worker, "died", error, f"died: {_shortly(error)}")
+                return End(worker, "died", error, f"died: {shortly(error)}")
         kinds = [place[-1] for place in self._places]
         if len(set(kinds)) > 1:
             which = {kind: [w for w, k in enumerate(kinds) if k is kind] for kind in (True, False)}
@@ -124,16 +157,10 @@ class Workers:
                 raise ValueError(f"launch: there was no {said} for {secs:.0f} s (start_secs)")
             logger.warning(f"has waited {secs:.0f} s for {said}")
         for index, bundle in enumerate(self._bundles):
-            placed = scheduling_strategies.PlacementGroupSchedulingStrategy(
+            strategy = scheduling_strategies.PlacementGroupSchedulingStrategy(
                 self._group, placement_group_bundle_index=index
             )
-            actor = ray.remote(_Worker).options(
-                **{name: bundle.get(key, 0) for key, name in _OPTIONS.items()},
-                resources={key: n for key, n in bundle.items() if key not in _OPTIONS},
-                runtime_env={"env_vars": self._variables},
-                scheduling_strategy=placed,
-            )
-            self._actors.append(actor.remote())
+            self._actors.append(make(bundle, self._variables, strategy))
 
     def _follow(self) -> End:
         """The first end that is no consequence of another one; else that of worker 0."""
@@ -144,7 +171,7 @@ class Workers:
         while waiting and time.monotonic() < deadline:
             left = min(deadline - time.monotonic(), stall_reporter.PERIOD_SECS)
             for call in ray.wait(list(waiting), timeout=max(left, 0.0))[0]:
-                end = _end_of(call, waiting.pop(call))
+                end = end_of(call, waiting.pop(call))
                 if end.kind == "done":
                     leaders += [end] if end.worker == 0 else []
                     continue
@@ -156,15 +183,11 @@ class Workers:
     def stop(self) -> None:
         """Has the run end its round and save, as far as it has come; waits for that."""
         import ray
-        from ray.util import scheduling_strategies
 
         if not self._running:
             return
         logger.info("Ctrl-C: ending after this round; once more to stop at once")
-        pid, node, *_ = self._places[0]
-        strategy = scheduling_strategies.NodeAffinitySchedulingStrategy(node, soft=False)
-        send = ray.remote(lambda: os.kill(pid, signal.SIGTERM))
-        send.options(num_cpus=0, scheduling_strategy=strategy).remote()
+        send_signal(self._places[0], signal.SIGTERM)
         ray.wait(list(self._running), num_returns=len(self._running), timeout=_SAVING_SECS)
 
     def kill(self) -> None:
@@ -177,7 +200,40 @@ class Workers:
             remove_placement_group(self._group)
 
 
-def _end_of(call: Any, worker: int) -> End:
+def make(bundle: dict[str, float], variables: dict[str, str], strategy: Any = "DEFAULT") -> Any:
+    """A `Worker` with these resources, as soon as Ray has room for it."""
+    import ray
+
+    return (
+        ray.remote(Worker)
+        .options(
+            **{name: bundle.get(key, 0) for key, name in _OPTIONS.items()},
+            resources={key: n for key, n in bundle.items() if key not in _OPTIONS},
+            runtime_env={"env_vars": variables},
+            scheduling_strategy=strategy,
+            max_restarts=0,
+            max_task_retries=0,
+        )
+        .remote()
+    )
+
+
+def on_node(node: str) -> Any:
+    from ray.util import scheduling_strategies
+
+    return scheduling_strategies.NodeAffinitySchedulingStrategy(node, soft=False)
+
+
+def send_signal(place: tuple[int, str, str, bool], number: signal.Signals) -> None:
+    """Sends a signal to a worker's process; `place` is what it told."""
+    import ray
+
+    pid, node, *_ = place
+    send = ray.remote(lambda: os.kill(pid, number))
+    send.options(num_cpus=0, scheduling_strategy=on_node(node)).remote()
+
+
+def end_of(call: Any, worker: int) -> End:
     import ray
 
     try:
@@ -185,11 +241,11 @@ def _end_of(call: Any, worker: int) -> End:
     except ray.exceptions.RayTaskError as error:
         return End(worker, "raised", error)
     except ray.exceptions.RayError as error:
-        return End(worker, "died", error, f"died: {_shortly(error)}")
+        return End(worker, "died", error, f"died: {shortly(error)}")
     return End(worker, kind, words=value) if kind == "lost" else End(worker, kind, value)
 
 
-def _shortly(error: Exception) -> str:
+def shortly(error: Exception) -> str:
     """Of Ray's error, which has many lines, what says how the process ended."""
     line = str(error).splitlines()[-1].partition(" Some common causes")[0]
     return line.rpartition("Worker exit detail: ")[2].strip()[: exit_reports.MOST_CHARACTERS]

@@ -1,6 +1,11 @@
 """Where do the processes of a run meet that Ray has started, and how does each learn its number?"""
 
+from typing import Any
+
 from hetjax.comm import join as join_lib
+from hetjax.comm import membership, runtime
+
+_DRAINING_SECS = 1.0  # for an answer
 
 
 def own_address() -> str:
@@ -12,6 +17,44 @@ def own_address() -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
+def connect() -> None:
+    """Connects this process to Ray, as Ray would at the first call, if it is not.
+
+    Raises:
+        ValueError: Ray refuses this process's token.
+        ConnectionError: there is no Ray at the address of `RAY_ADDRESS`.
+    """
+    import ray
+    from ray import _raylet
+
+    if ray.is_initialized():
+        return
+    try:
+        ray.init()
+    except ConnectionError as error:  # it has asked for 20 s, and says no reason
+        address = str(error).split()[-1]
+        try:
+            _raylet.GcsClient(address=address)  # type: ignore[attr-defined]
+        except ray.exceptions.AuthenticationError as refused:
+            raise ValueError(f"launch: Ray at {address} refuses the token: {refused}") from error
+        except ray.exceptions.RpcError:
+            pass
+        raise
+
+
+def draining() -> set[str]:
+    """The nodes that are drained, such as by SIGTERM to `ray start --block`; none without the
+    head."""
+    import ray
+    from ray import _raylet
+
+    client: Any = _raylet.GcsClient(address=ray.get_runtime_context().gcs_address)  # type: ignore
+    try:
+        return set(client.get_draining_nodes(timeout=_DRAINING_SECS))
+    except ray.exceptions.RayError:
+        return set()
+
+
 def join(own: int, size: int, address: str) -> None:
     """Joins the others; a `hetjax.join_processes` of the function finds that it has.
 
@@ -21,3 +64,9 @@ def join(own: int, size: int, address: str) -> None:
         address: HOST:PORT of process 0.
     """
     join_lib.join_processes(own, size, address)
+
+
+def join_elastic(roster: membership.MembershipClient) -> None:
+    """Joins an elastic run; what the function calls finds that it has."""
+    runtime.current().membership = roster
+    join_lib.join(None)

@@ -8,7 +8,6 @@ import logging
 import os
 import pathlib
 import time
-from collections.abc import Iterator
 from typing import Any
 
 from hetjax.checkpoints import generations
@@ -21,14 +20,6 @@ _NAME = "lock.json"
 _PATIENCE_SECS = 2.0  # a process that was just killed may hold it for a moment
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 _held: set[pathlib.Path] = set()  # by this process, which its own locks do not keep out
-
-
-@contextlib.contextmanager
-def held(workdir: pathlib.Path) -> Iterator[None]:
-    """Holds a workdir, as `Holder.hold`."""
-    with contextlib.ExitStack() as stack:
-        Holder(stack, workdir).hold()
-        yield
 
 
 class Holder:

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import os
 import pathlib
 import socket
 import time
@@ -20,6 +19,7 @@ METRICS, SUMMARY, REPORT = "metrics.jsonl", "summary.json", "report.html"
 PATIENCE_SECS = 60.0
 """How long the disk of a network may not show a new file."""
 
+_BEGIN_SECS = 600.0
 Line = dict[str, Any]
 
 
@@ -150,51 +150,40 @@ def made_directory(workdir: pathlib.Path) -> pathlib.Path:
     return workdir
 
 
-def check_shared(directory: pathlib.Path, own: int, processes: Sequence[int]) -> None:
-    """Sees that processes have one workdir, on a disk that all see: each writes a file there, and
-    looks for those of the others.
+def check_shared(directory: pathlib.Path, own: int, *, leads: bool) -> None:
+    """Sees that this process has the workdir of the one that leads, on a disk that both see: the
+    generation of its run is there.
 
     Args:
-        directory: the workdir, as this process knows it; made if it is missing.
+        directory: the workdir, as this process knows it.
         own: this process.
-        processes: all that call this.
+        leads: whether it leads; it has begun there.
 
     Raises:
-        ValueError: a process does not see what another one wrote; in all processes.
+        ValueError: this process does not see the generation.
     """
-    tokens, looks = (store_lib.KeyValueStore(f"workdir {name}") for name in ("tokens", "looks"))
-    token, what = directory / f".token-{os.urandom(8).hex()}", "look for the workdir"
-    with recorded.usable(directory):
-        directory.mkdir(parents=True, exist_ok=True)
-        token.touch()
-    try:
-        said = [token.name, f"{socket.gethostname()}, {str(directory)!r}"]
-        told, ends = (
-            tokens.gather(own, said, processes, what=what),
-            time.monotonic() + PATIENCE_SECS,
-        )
-        names = {other: directory / name for other, (name, _) in told.items()}
-        while (unseen := [p for p in names if not names[p].exists()]) and time.monotonic() < ends:
-            time.sleep(0.05)
-        found = looks.gather(own, unseen, processes, what=what)
-    finally:
-        token.unlink(missing_ok=True)
-    for process, unseen in found.items():
-        for other in unseen:
+    store, root = store_lib.KeyValueStore("workdir"), directory / generations.DIRECTORY
+    said = f"process {own} ({socket.gethostname()}, {str(directory)!r})"
+    if leads:
+        store.post("leader", [said.replace("process", "workdir of process", 1), _begun(root)])
+    leader, begun = store.wait("leader", _BEGIN_SECS, what="begin in the workdir")
+    ends = time.monotonic() + PATIENCE_SECS
+    while _begun(root) != begun:
+        if time.monotonic() > ends:
             raise ValueError(
-                f"process {process} ({told[process][1]}) does not see the workdir of process "
-                f"{other} ({told[other][1]}); give one on a disk that all processes see"
+                f"{said} does not see the {leader}; give one on a disk that all processes see"
             )
+        time.sleep(0.05)
+
+
+def _begun(root: pathlib.Path) -> Any:
+    """What is alike for all leaders of a run, and for no other run."""
+    newest = generations.newest(root)
+    return newest["run_id"] or newest
 
 
 def _as_json(value: Any) -> str:
     return json.dumps(value, indent=2) + "\n"
-
-
-def write_whole(path: pathlib.Path, text: str) -> None:
-    """Writes a file: a kill now, or a full disk, leaves the file as it was."""
-    with whole.written(path) as new:
-        new.write_text(text)
 
 
 def whole_lines(

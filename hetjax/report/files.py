@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from hetjax import messages
 from hetjax.report import series
 
 _LEVELS = ("upper_rounds.jsonl", "lower_rounds.jsonl")
@@ -81,10 +82,8 @@ def rounds_of_levels(directory: pathlib.Path) -> series.History:
 
 
 def _read_json(path: pathlib.Path) -> dict[str, Any]:
-    try:
+    with messages.as_mistake(f"{path} is not JSON: "):
         return json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is not JSON: {error}") from error
 
 
 def so_far(config: series.Record, history: series.History) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -37,23 +36,23 @@ def build(
     source: Any,
     *,
     config: config_lib.ExperimentConfig,
-    chosen: kinds.Parts | None = None,
+    chosen: kinds.Parts,
     per_example_rng: bool,
-    rule: rules.LocalRule | None = None,
-    more_rules: Mapping[str, rules.LocalRule] = MappingProxyType({}),
-    heartbeats: heartbeats_lib.Heartbeats | None = None,
-    solved: broadcast_once.BroadcastOnce | None = None,
-    begins: starting.Starting | None = None,
+    rule: rules.LocalRule | None,
+    more_rules: Mapping[str, rules.LocalRule],
+    heartbeats: heartbeats_lib.Heartbeats,
+    solved: broadcast_once.BroadcastOnce,
+    begins: starting.Starting,
     by_name: named_lib.Beside,
-    communicator: communicator_lib.Communicator | None = None,
-    several: bool = False,
+    communicator: communicator_lib.Communicator | None,
+    several: bool,
 ) -> setup_lib.Setup:
     """Checks what only the data and the devices can tell, and makes what a run needs.
 
     Args:
         loss_fn, params, optimizer, source: as of `Run`.
         config: checked.
-        chosen: policy, order, reducer and gate; None: those that the configuration names.
+        chosen: policy, order, reducer and gate.
         per_example_rng: as of `fit`.
         rule: what a worker does with its microbatches; None: gradients are added up.
         more_rules: of further kinds of rounds, by name, which have no update.
@@ -69,8 +68,7 @@ def build(
             that does not fit, an order that needs gradients with a rule that computes something
             else, or data that cannot be read.
     """
-    solved, begins = solved or broadcast_once.BroadcastOnce(), begins or starting.Starting()
-    chosen, num_workers = chosen or kinds.of_config(config, {}), config.cluster.num_workers
+    num_workers = config.cluster.num_workers
     where, own = place_workers(config), owned.Owned(source, config.data.sharing, several=several)
     if config.form == executor.EAGER and where.leads and communicator is None:
         logger.info(executor.TOLD)
@@ -99,9 +97,7 @@ def build(
     feed = feeding.make_feed(config, own, where, progress=begins.shown)
     communicator = communicator or _meet(where, chosen.reducer)
     gather = _make_gathering(communicator, config, observer, [rule, *more_rules.values()])
-    company = setup_lib.Company(
-        communicator, gather, heartbeats or heartbeats_lib.Heartbeats(), solved
-    )
+    company = setup_lib.Company(communicator, gather, heartbeats, solved)
 
     maker = programs.Maker(
         config=config,

@@ -20,7 +20,7 @@ from hetjax.comm import allgather_work, broadcast_once, join, runtime
 from hetjax.comm import key_value_store as store_lib
 from hetjax.config import experiment as config_lib
 from hetjax.data import owned, sources, stream
-from hetjax.inputs import arguments, fingerprint
+from hetjax.inputs import agreement, arguments, fingerprint
 from hetjax.inputs import refusals as inputs
 from hetjax.liveness import blocking_waits, heartbeats
 from hetjax.local import rules as rules_lib
@@ -90,7 +90,7 @@ class Engine:
         several = process.num_processes > 1 and self.config.local != "virtual"
         if several:
             alike = owned.alike(source, self.config.data.sharing)
-            allgather_work.check_same_run(self.recorded, alike, arguments.versions())
+            agreement.check_same_run(self.recorded, alike, arguments.versions())
         store = store_lib.KeyValueStore("solutions") if several else None
         self.setup: setup_lib.Setup = build.build(
             loss_fn,
@@ -111,7 +111,7 @@ class Engine:
         )
         setup = self.setup
         if several:
-            allgather_work.check_same_parts(
+            agreement.check_same_parts(
                 self.digests,
                 holds_all=self.config.data.sharing == "shared",
                 shards=(setup.stream.shards, setup.stream.shares),
@@ -366,8 +366,6 @@ class Engine:
             work, request, metrics = setup.company.gather(contributed, work, *told)
             clock.stamp("gathered")
             contributed = own.sums.total(contributed, work.host_secs)  # all have posted
-            if own.sums.has_waited:
-                clock.stamp("gathered")
             done = lambda: work  # noqa: E731
 
         if allgather_work.Request.NO_DATA in request:

@@ -94,8 +94,6 @@ def warm_up_plan(
         stepped.LocalPlan(None, assigned, assigned.quotas, setup.feed),
         quotas=assigned.quotas,
         caps=assigned.quotas,
-        closing=None,
-        policy=None,
         passes=state.passes,
         signed=signed,
         active=setup.methods.reducer.active(0),

@@ -19,8 +19,8 @@ from hetjax.config import experiment as config_lib
 from hetjax.local import clocks, fused, jitted, rules, stepped
 from hetjax.local.virtual import Virtual
 from hetjax.losses import named as named_lib
+from hetjax.rounds import reduce, sync
 from hetjax.rounds import setup as setup_lib
-from hetjax.rounds import sync
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -34,8 +34,8 @@ class Maker:
     company: setup_lib.Company
     model: types.Model  # before the first round, without worker axis
     begins: starting.Starting
-    values: named_lib.Values = named_lib.NO_VALUES
-    rounds_an_epoch: float = 1.0
+    values: named_lib.Values
+    rounds_an_epoch: float
 
     def make(
         self,
@@ -135,22 +135,20 @@ def _make_sync(
 ) -> jitted.InPlace:
     """What the workers contributed is used up, unless all devices read it in one place."""
     config, reducer, where = common.config, common.methods.reducer, common.where
-    synchronise = sync.make_sync(
-        optimizer,
-        steps=steps,
-        reducer=reducer,
-        num_workers=config.cluster.num_workers,
-        nominal_examples=nominal_examples(config),
-        mesh=where.mesh,
-        observer=observer,
+    how = reduce.How(
+        reducer,
+        config.cluster.num_workers,
+        nominal_examples(config),
         weighting=weighting(config, gossips=reducer.mixing is not None),
         totals=sums.totals,
-        finishes=finishes,
+        optimizer=optimizer,
         nonfinite=config.nonfinite,
         ema=config.ema,
         values=common.values,
         rounds_an_epoch=common.rounds_an_epoch,
     )
+    of_mesh: Any = {"mesh": where.mesh, "finishes": finishes}
+    synchronise = sync.make_sync(how, steps, observer=observer, **of_mesh)
     options: dict[str, Any] = {}
     if where.mesh is not None and len(where.own) < where.mesh.size:
         rows, whole = mesh_lib.worker_sharding(where.mesh), mesh_lib.everywhere(where.mesh)

@@ -18,7 +18,6 @@ import jax.numpy as jnp
 
 from hetjax import mesh as mesh_lib
 from hetjax import trees, types
-from hetjax.inputs import extra_arguments
 from hetjax.losses import named as named_lib
 from hetjax.losses import weighting as weighting_lib
 from hetjax.ordering import ordering
@@ -105,16 +104,23 @@ class How(NamedTuple):
     reducer: reducers.Reduction
     num_workers: int
     nominal_examples: int  # of a full round, the unit in which schedules count
-    weighting: str  # one of `weighting.WEIGHTINGS`: what is minimised
-    totals: Any
+    weighting: str = "example"  # one of `weighting.WEIGHTINGS`: what is minimised
+    totals: Any = None
     """`(contributed, metrics) -> (sums, weight)` where the sums have met before: see
-    `shared_sums`."""
+    `shared_sums`. In the collective form alone."""
 
-    optimizer: extra_arguments.Asked | None  # None: a round without update
-    nonfinite: str  # what is left out where a microbatch was not finite: see `make_sync`
-    ema: float  # decay of the average; 0: there is none
-    values: named_lib.Values  # what losses are given as such
-    rounds_an_epoch: float  # nominal ones
+    optimizer: Any = None
+    """Any optax optimiser that updates from one gradient (not L-BFGS, which calls the loss again);
+    clipping in its chain acts on the reduced gradient. Where it takes them it is given the round's
+    mean loss as `value`, and `progress`. None: a round without update."""
+
+    nonfinite: str = "stop"
+    """What is left as it was where a microbatch was not finite: 'stop' the whole state, 'skip' the
+    microbatch's part, 'skip_update' all but `values`."""
+
+    ema: float = 0.0  # decay of the average of parameters and model's state; 0: there is none
+    values: named_lib.Values = named_lib.NO_VALUES  # how what losses are given as such goes on
+    rounds_an_epoch: float = 1.0  # nominal ones, the unit of their progress
 
 
 def reduce(

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from hetjax import mesh as mesh_lib
-from hetjax import paths, types
+from hetjax import messages, paths, types
 from hetjax.checkpoints import checkpoint, leaves
 from hetjax.config import experiment as config_lib
 from hetjax.config import recorded
@@ -218,10 +218,8 @@ def from_train(train: Any, setup: setup_lib.Setup) -> types.TrainState:
     if jax.tree.map(np.shape, begun) != jax.tree.map(np.shape, given.values):
         given = given._replace(values=begun)
     like = _repeated(like, _num_rows(given))
-    try:
+    with messages.as_mistake("init_state is not of this model and optimizer: "):
         rows = leaves.unflatten(like, leaves.flatten(given, "state"), "state")
-    except ValueError as error:
-        raise ValueError(f"init_state is not of this model and optimizer: {error}") from error
     seen = given_anew(leaves.flatten(given.opt_state, _OPTIMIZER), setup)
     if seen and setup.where.leads:
         logger.info(f"the optimizer was given anew{seen}; its state is that of init_state")

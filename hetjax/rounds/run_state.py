@@ -113,12 +113,12 @@ class Plan(NamedTuple):
     local: stepped.LocalPlan
     quotas: np.ndarray  # i64[W]
     caps: np.ndarray  # i64[W]; 0 of absent workers
-    closing: gates.Closing | None  # on the virtual clock, by a gate
-    policy: Any  # after it has assigned the quotas
     passes: np.ndarray  # i64[W]
     signed: bool  # whether the order needs signs of its examples
     active: types.Exchanges  # exchanges of a reducer that gossips: bool[M], or ()
     programs: setup_lib.Programs  # that it runs
+    closing: gates.Closing | None = None  # on the virtual clock, by a gate
+    policy: Any = None  # after it has assigned the quotas
     given: types.PyTree = ()  # values of the round, the same for all workers
     is_again: bool = False  # its microbatches are those of a round that is past
 

@@ -214,9 +214,8 @@ class Setup:
         params, embedding = self.begun.params, self.programs.embedding
         if self.methods.reducer.mixing is None:  # sums are sent, wider than some parameters
             params = jax.eval_shape(trees.accumulator_zeros, params)
-        sizes = [x.size * x.dtype.itemsize for x in jax.tree.leaves(params)]
         of_round = 0 if embedding is None else embedding.passes.num_bytes
-        return sum(sizes) // self.where.num_rows + of_round
+        return trees.num_bytes(params) // self.where.num_rows + of_round
 
     def close(self) -> None:
         """Frees threads."""

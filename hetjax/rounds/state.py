@@ -108,9 +108,8 @@ def _together(function: Callable, rows: types.PyTree, *others: Any) -> types.PyT
     if leaf.is_fully_addressable:
         return _everywhere(function)(rows, *others)
     mesh = leaf.sharding.mesh
-    with blocking_waits.Wait(
-        "read the rows of all workers", is_vain=False
-    ):  # which may have come to exits
+    # The others may have come to their exits.
+    with blocking_waits.Wait("read the rows of all workers", is_vain=False):
         found = jax.block_until_ready(_everywhere(function, mesh)(rows, *others))
     return jax.tree.map(lambda x: x.addressable_data(0), found)
 

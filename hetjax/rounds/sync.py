@@ -9,7 +9,6 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
-import optax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
@@ -17,12 +16,10 @@ from hetjax import mesh as mesh_lib
 from hetjax import parts, trees, types
 from hetjax.inputs import extra_arguments
 from hetjax.local import packing, rules
-from hetjax.losses import named as named_lib
 from hetjax.losses import weighting as weighting_lib
 from hetjax.ordering import ordering
 from hetjax.rounds import reduce as reduce_lib
 from hetjax.rounds import update as update_lib
-from hetjax.topology import reducers
 
 SyncFn = Callable[..., "Synchronised"]
 
@@ -40,42 +37,21 @@ class Synchronised(NamedTuple):
 
 
 def make_sync(
-    optimizer: optax.GradientTransformation | None,
-    *,
+    how: reduce_lib.How,
     steps: rules.LocalSteps,
-    reducer: reducers.Reduction,
-    num_workers: int,
-    nominal_examples: int,
+    *,
     mesh: Mesh | None = None,
     observer: ordering.Observer | None = None,
-    weighting: str = "example",
-    nonfinite: str = "stop",
-    totals: Callable | None = None,
     finishes: bool = False,
-    ema: float = 0.0,
-    values: named_lib.Values = named_lib.NO_VALUES,
-    rounds_an_epoch: float = 1.0,
 ) -> SyncFn:
     """Builds the sync phase: what the workers contributed becomes a new state.
 
     Args:
-        optimizer: any optax optimiser that updates from one gradient (not L-BFGS, which calls the
-            loss again); clipping in its chain acts on the reduced gradient. Where it takes them it
-            is given the round's mean loss as `value`, and `progress`. None: a round without update.
+        how: what the run does with the workers' sums.
         steps: the local rule, for what the workers begin the next round with.
-        reducer: what is done with the workers' sums.
-        num_workers: W.
-        nominal_examples: examples of a full round; the unit in which schedules count.
         mesh: the worker mesh for the collective form; None for the array form, on one device.
         observer: the ordering's device part, if it needs evidence.
-        weighting: one of `weighting.WEIGHTINGS`: what is minimised.
-        nonfinite: what is left as it was where a microbatch was not finite: 'stop' the whole
-            state, 'skip' the microbatch's part, 'skip_update' all but `values`.
-        totals: of `communicator.Sums`, where sums have met before; in the collective form alone.
         finishes: it is given what the workers carry, and finishes it; in the collective form alone.
-        ema: decay of the average of parameters and model's state; 0: there is none.
-        values: how what losses are given as `values` goes on.
-        rounds_an_epoch: nominal rounds; the unit of their progress.
 
     Returns:
         A pure function `(state, contributed, shares, active, metrics=(), given=()) ->
@@ -86,16 +62,15 @@ def make_sync(
         where the caller knows them; `given` are the values that this
         round and the next one hand out.
     """
-    parts.choice(*weighting_lib.WEIGHTINGS).check("weighting", weighting)
+    parts.choice(*weighting_lib.WEIGHTINGS).check("weighting", how.weighting)
     made_for = None if observer is None else observer.sizes
-    if made_for is not None and made_for.num_workers != num_workers:
+    if made_for is not None and made_for.num_workers != how.num_workers:
         raise ValueError(
             f"the ordering's observer is made for {made_for.num_workers} worker(s), and here are "
-            f"{num_workers}"
+            f"{how.num_workers}"
         )
-    asked = None if optimizer is None else extra_arguments.with_extra_arguments(optimizer)
-    of_sums = reducer, num_workers, nominal_examples, weighting, totals
-    how = reduce_lib.How(*of_sums, asked, nonfinite, ema, values, rounds_an_epoch)
+    if how.optimizer is not None:
+        how = how._replace(optimizer=extra_arguments.with_extra_arguments(how.optimizer))
 
     def body(
         form: reduce_lib.Form,
@@ -111,16 +86,17 @@ def make_sync(
         with jax.named_scope("coordinate_order"):
             memory, flips = form.coordinate(state.memory, contributed.evidence)
         rest = reduced, types.Kept(memory, contributed.worker), metrics, is_empty
-        if optimizer is None:
+        if how.optimizer is None:
             left, mean, own = update_lib.mean(how, form, state, *rest, active=active)
             return Synchronised(left, (), metrics, flips, mean, own)
         state, step = update_lib.update(how, form, state, *rest, active=active)
         carried = begin(state.params, state.kept, given)
         return Synchronised(state, carried, metrics, flips, step=step)
 
+    form = (reduce_lib.array if mesh is None else reduce_lib.collective)(how.reducer, observer)
     if mesh is None:
-        return functools.partial(body, reduce_lib.array(reducer, observer), _begin_rows(steps))
-    of_one = functools.partial(body, reduce_lib.collective(reducer, observer), _begin_row(steps))
+        return functools.partial(body, form, _begin_rows(steps))
+    of_one = functools.partial(body, form, _begin_row(steps))
     return _on_mesh(of_one, mesh, steps.finish if finishes else None)
 
 

@@ -122,10 +122,6 @@ def _gradients(reduced: Reduced, params: types.PyTree) -> types.PyTree:
     return jax.tree.map(lambda g, p: (g * scale).astype(p.dtype), reduced.sums, params)
 
 
-def _mean_loss(metrics: types.SyncMetrics) -> jax.Array:
-    return metrics.loss_sum / jnp.where(metrics.weight_sum > 0, metrics.weight_sum, 1)
-
-
 def _values_after(
     how: How,
     metrics: types.SyncMetrics,
@@ -136,7 +132,7 @@ def _values_after(
 ) -> types.PyTree:
     """What losses are given as `values` in the next round, of one worker."""
     sums = {name: total / weight for name, (total, weight) in dict(metrics.metric_sums).items()}
-    told = {"loss": _mean_loss(metrics), "finite": finite, **sums}
+    told = {"loss": trees.over(metrics.loss_sum, metrics.weight_sum), "finite": finite, **sums}
     params = jax.lax.optimization_barrier(params)
     epochs = named_lib.progress_of(how.rounds_an_epoch, *progress)
     after = how.values.update(values, params, epochs, told)
@@ -173,7 +169,8 @@ def _update_worker(
     base_params, base_state = base
     grads = _gradients(reduced, state.params)
     given, progress = (grads, state.opt_state, state.params), state.progress_rounds
-    grads, extra = how.optimizer.arguments(*given, value=_mean_loss(metrics), progress=progress)
+    loss = trees.over(metrics.loss_sum, metrics.weight_sum)
+    grads, extra = how.optimizer.arguments(*given, value=loss, progress=progress)
     updates, opt_state = how.optimizer.plain.update(grads, *given[1:], **extra)
     params = optax.apply_updates(base_params, updates)
     if how.reducer.mixing is not None:

@@ -15,40 +15,25 @@ which a run imports.
 
 from collections.abc import Callable
 
-from hetjax.topology.graphs import Graph, PeriodicGraph
-from hetjax.topology.matchings import decompose_matchings
-from hetjax.topology.methods import all_reduce, d_psgd, gossiping, matcha, ring
-from hetjax.topology.mixing import metropolis_weights, mixing_matrices, spectral_gap
-from hetjax.topology.named import GRAPHS, make_graph
-from hetjax.topology.reducer import Mixing, Reducer, Reduction, RunFacts
-from hetjax.topology.schedules import Schedule, matcha_schedule
+from hetjax import parts
+from hetjax.topology.graphs import Graph as Graph
+from hetjax.topology.graphs import PeriodicGraph as PeriodicGraph
+from hetjax.topology.matchings import decompose_matchings as decompose_matchings
+from hetjax.topology.methods import all_reduce as all_reduce
+from hetjax.topology.methods import d_psgd as d_psgd
+from hetjax.topology.methods import gossiping as gossiping
+from hetjax.topology.methods import matcha as matcha
+from hetjax.topology.methods import ring as ring
+from hetjax.topology.mixing import metropolis_weights as metropolis_weights
+from hetjax.topology.mixing import mixing_matrices as mixing_matrices
+from hetjax.topology.mixing import spectral_gap as spectral_gap
+from hetjax.topology.named import GRAPHS as GRAPHS
+from hetjax.topology.named import make_graph as make_graph
+from hetjax.topology.reducer import Mixing as Mixing
+from hetjax.topology.reducer import Reducer as Reducer
+from hetjax.topology.reducer import Reduction as Reduction
+from hetjax.topology.reducer import RunFacts as RunFacts
+from hetjax.topology.schedules import Schedule as Schedule
+from hetjax.topology.schedules import matcha_schedule as matcha_schedule
 
-REDUCERS: dict[str, Callable[..., Reducer]] = {
-    "all_reduce": all_reduce,
-    "ring": ring,
-    "d_psgd": d_psgd,
-    "matcha": matcha,
-}
-
-__all__ = [
-    "GRAPHS",
-    "REDUCERS",
-    "Graph",
-    "Mixing",
-    "PeriodicGraph",
-    "Reducer",
-    "Reduction",
-    "RunFacts",
-    "Schedule",
-    "all_reduce",
-    "d_psgd",
-    "decompose_matchings",
-    "gossiping",
-    "make_graph",
-    "matcha",
-    "matcha_schedule",
-    "metropolis_weights",
-    "mixing_matrices",
-    "ring",
-    "spectral_gap",
-]
+REDUCERS: dict[str, Callable[..., Reducer]] = parts.by_name(all_reduce, ring, d_psgd, matcha)

@@ -58,9 +58,7 @@ class Driver:
     ) -> None:
         self._task, self._directory, self._stack = task, directory, stack
         self._shows = progress
-        self._asks = self._asked = (
-            allgather_work.Request.NOTHING
-        )  # of this process; of all processes
+        self._asks = self._asked = allgather_work.Request.NOTHING  # of this process; of all
         self._signal: Callable[[], signal.Signals | None] = lambda: None
         self._told_of_signal: list[str] = []
         place = pathlib.Path() if directory is None else directory
@@ -95,24 +93,32 @@ class Driver:
         if setup.company.communicator.joins:
             task.begin()  # compiles, before another process waits for this one
             setup.company.heartbeats.at("waiting")
+            self._look_for_workdir()
             arrays, about = setup.company.communicator.receive_state()
             lines = about.pop("lines")
             return checkpoint.Saved(about["rounds"], arrays, about), lines, 0
         saved = None
         if directory is not None:
-            if len(join.machines()) > 1:
-                own = runtime.current()
-                workdir.check_shared(directory, own.process_id, range(own.num_processes))
             if setup.where.leads:
                 workdir.made_directory(directory)
                 self._holder.hold()
                 self._fingerprint = task.fingerprint()
+            else:
+                self._look_for_workdir()
             saved = checkpoint_manager.saved_in(
                 directory, task, resume, fingerprint=self._fingerprint
             )
             if setup.where.leads:
                 self._holder.begin(-1 if saved is None else saved.step)
+                self._look_for_workdir()
         return saved, *task.lines_done(directory, saved)
+
+    def _look_for_workdir(self) -> None:
+        """Where processes are on several machines, or come and go: sees that all have one."""
+        is_one = len(join.machines()) <= 1 and not self._task.setup.company.communicator.run_id
+        if self._directory is not None and not is_one:
+            own, leads = runtime.current().process_id, self._holder.lead is not None
+            workdir.check_shared(self._directory, own, leads=leads)
 
     def _open(self, lines: Mapping[str, list[workdir.Line]], *, leads: bool) -> None:
         """Begins to keep the run: in the process that leads, in its workdir."""
@@ -185,6 +191,7 @@ class Driver:
                     with runtime.current().detector.taking_part():
                         self._asked |= task.step(self._ask, self._report)
                         self._after_step()
+                task.setup.company.communicator.start_barrier(task.state)  # where none was left
                 if not self._leads:
                     if task.setup.company.communicator.outlives_leader():
                         self._take_over()
@@ -235,9 +242,10 @@ class Driver:
 
     def _ask(self) -> allgather_work.Request:
         """What this process asks of all; alone, all have heard it at once."""
-        if (number := self._signal()) is not None:
+        communicator = self._task.setup.company.communicator
+        if (number := self._signal()) is not None and not communicator.leaves_by(number):
             self._asks |= _ASKS[number]
-        if self._task.setup.company.communicator.alone:
+        if communicator.alone:
             self._asked |= self._asks
         return self._asks
 
@@ -366,6 +374,7 @@ class Driver:
     def _write_summary(self, *, interrupted: bool, status: str) -> dict[str, Any]:
         """Writes what the run leaves, and ends its writers."""
         task, recorder = self._task, self._recorder
+        task.setup.company.heartbeats.at("checkpointing")
         found = task.summary.as_dict(task.state, interrupted=interrupted)
         summary = recorder.finish(found, task.page)
         self._writers.close(
@@ -382,7 +391,7 @@ class Driver:
             summary=self._write_summary(interrupted=interrupted, status=status),
             history=recorder.history,
             config=recorder.config,
-            workdir=recorder.workdir,
+            workdir=self._directory,
         )
 
 

@@ -18,7 +18,7 @@ from hetjax.local import fused, gradients, rules
 from hetjax.losses import loss as losses_lib
 from hetjax.losses import named as named_lib
 from hetjax.ordering import ordering as ordering_lib
-from hetjax.rounds import sync
+from hetjax.rounds import reduce, sync
 
 StepFn = Callable[..., tuple]
 _NAME = "make_train_step"
@@ -121,19 +121,17 @@ def make_train_step(
         found = losses_lib.Traced(*traced)
         own = gradients.rule_of(rule, loss_fn, found, per_example_rng=per_example_rng)
         steps = rules.with_observer(own, observer, updates=optimizer is not None)
-        synchronise = sync.make_sync(
-            optimizer,
-            steps=steps,
-            reducer=reduction,
-            num_workers=mesh.size,
-            nominal_examples=nominal_examples,
-            mesh=mesh,
-            observer=observer,
-            weighting=weighting,
+        how = reduce.How(
+            reduction,
+            mesh.size,
+            nominal_examples,
+            weighting,
+            optimizer=optimizer,
             nonfinite="stop" if stop_on_nonfinite else "skip",
             values=beside.values,
             rounds_an_epoch=(examples_per_epoch or nominal_examples) / nominal_examples,
         )
+        synchronise = sync.make_sync(how, steps, mesh=mesh, observer=observer)
         return fused.make_fused_local(steps, mesh), sync.make_begin(steps, mesh), synchronise
 
     programs()  # refuses what does not fit, before the loss is traced

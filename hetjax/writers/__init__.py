@@ -13,19 +13,18 @@ process 0 has writers. No tracker is imported before a run begins.
 
 from collections.abc import Callable, Iterable
 
-from hetjax.writers.background import sending
-from hetjax.writers.csv_file import csv
-from hetjax.writers.mlflow_store import mlflow
-from hetjax.writers.records import Ended, Record, RunInfo, Writer
-from hetjax.writers.tensorboard_events import tensorboard
-from hetjax.writers.weights_and_biases import wandb
+from hetjax import messages, parts
+from hetjax.writers.background import sending as sending
+from hetjax.writers.csv_file import csv as csv
+from hetjax.writers.mlflow_store import mlflow as mlflow
+from hetjax.writers.records import Ended as Ended
+from hetjax.writers.records import Record as Record
+from hetjax.writers.records import RunInfo as RunInfo
+from hetjax.writers.records import Writer as Writer
+from hetjax.writers.tensorboard_events import tensorboard as tensorboard
+from hetjax.writers.weights_and_biases import wandb as wandb
 
-WRITERS: dict[str, Callable[..., Writer]] = {
-    "tensorboard": tensorboard,
-    "wandb": wandb,
-    "mlflow": mlflow,
-    "csv": csv,
-}
+WRITERS: dict[str, Callable[..., Writer]] = parts.by_name(tensorboard, wandb, mlflow, csv)
 """The factories, by the names that `--config.writers=…` takes."""
 
 
@@ -45,22 +44,5 @@ def by_names(names: Iterable[str]) -> list[Writer]:
         >>> [writer.every_secs for writer in by_names(["csv"])]
         [0.0]
     """
-    try:
+    with messages.as_mistake("writers: ", ModuleNotFoundError):
         return [WRITERS[name]() for name in names]
-    except ModuleNotFoundError as error:
-        raise ValueError(f"writers: {error}") from error
-
-
-__all__ = [
-    "WRITERS",
-    "Ended",
-    "Record",
-    "RunInfo",
-    "Writer",
-    "by_names",
-    "csv",
-    "mlflow",
-    "sending",
-    "tensorboard",
-    "wandb",
-]

@@ -1,12 +1,10 @@
 """Who leads a run apart is killed, or interrupted with those who come: what stays of it?"""
 
-import concurrent.futures
+import contextlib
 import csv
 import json
 import os
-import re
 import signal
-import time
 
 import jax
 import jax.numpy as jnp
@@ -15,12 +13,13 @@ import pytest
 from jax._src import distributed
 
 import hetjax
-from hetjax import gates, types
+from hetjax import gates
+from hetjax import mesh as mesh_lib
 from hetjax.comm import communicator as communicator_lib
-from hetjax.comm import file_store, membership, shared_sums
+from hetjax.comm import elastic, local_carrier, membership, referee
 from hetjax.comm import key_value_store as store_lib
-from tests.comm import elastic_program, test_elastic, test_join
-from tests.comm.test_elastic import apart, places  # noqa: F401
+from tests.comm import elastic_program, elastic_threads, stores, test_elastic, test_join
+from tests.comm.test_elastic import apart  # noqa: F401
 from tests.launcher import launches
 from tests.launcher.conftest import launch  # noqa: F401
 from tests.own_parts import gate as own_gate
@@ -80,51 +79,9 @@ def test_who_leads_is_known_before_it_has_joined(monkeypatch):
         assert hetjax.leads() == leads
 
 
-@test_elastic.of_places
-def test_who_waits_for_a_sleeping_adder_knows_it(tmp_path, monkeypatch):
-    """In the first of two rounds it sleeps before it adds."""
-    _, members = test_elastic.two_of(tmp_path)
-    sums = [member.sums(jnp.zeros(2)) for member in members]
-    add_up, secs = shared_sums.add_up, [1.0, 0.0]
-    monkeypatch.setattr(
-        shared_sums, "add_up", lambda *given: (time.sleep(secs.pop(0)), add_up(*given))
-    )
-    contributed = types.Contribution(jnp.ones((1, 2)), *[()] * 5)
-
-    def a_round(index):
-        members[index].begins(members[index].turn.number, jnp.zeros(1))
-        sums[index].post(contributed)
-        test_elastic.tell(members[index], members[index].turn.number, 1.0)
-        total = sums[index].total(contributed, np.array([1.0, 2.0])).sums
-        return total.tolist(), sums[index].has_waited
-
-    with concurrent.futures.ThreadPoolExecutor(2) as threads:
-        list(threads.map(lambda member: member.start_barrier(), members))
-        for has_waited in (True, False):
-            found = list(threads.map(a_round, range(2)))
-            assert found == [([[2.0, 2.0]], False), ([[2.0, 2.0]], has_waited)]
-
-
-@test_elastic.of_places
-def test_the_rounds_of_a_run_that_goes_on_keep_their_numbers(tmp_path, capsys):
-    """Of a checkpoint, after a restart of all."""
-    at, members = test_elastic.two_of(tmp_path, seats=3)
-    membership.MembershipClient(tmp_path, 2, 2, seats=3, founders=2, heartbeats=tmp_path).ask()
-
-    def tell(member):
-        member.start_barrier()
-        member.begins(40, jnp.zeros(1))
-        return member.allgather(np.array([(1,)], [("x", np.int64)]))
-
-    with concurrent.futures.ThreadPoolExecutor(2) as threads:
-        list(threads.map(tell, members))
-    assert [each.rank for each in at[0].decided(40).joining] == [2]
-    assert "round 41: worker 2 joins" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("gate", [gates.first(), gates.quorum(3), own_gate.after(3)])
-def test_who_has_seen_no_rounds_before_closes_one_with_the_others(gate, tmp_path, monkeypatch):
-    client = file_store.FileStore(tmp_path)
+def test_who_has_seen_no_rounds_before_closes_one_with_the_others(gate, monkeypatch):
+    client = stores.client()
     monkeypatch.setattr(distributed.global_state, "client", client)
     communicator, lives, quotas = communicator_lib.Communicator(2), [], np.array([3, 3])
     for _ in range(2):
@@ -182,20 +139,23 @@ def test_a_run_that_lacks_memory_ends_by_name(lacks, code, said, apart, monkeypa
     launched.wait_for(said)
 
 
-@test_elastic.of_places
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # as it beats
 @pytest.mark.parametrize("is_enough", [True, False])
 def test_the_memory_of_all_seats_and_of_a_state_is_looked_for(is_enough, tmp_path, monkeypatch):
     """A million numbers of a worker, five seats; a state of as many, and a MB of small files."""
-    at, members = test_elastic.two_of(tmp_path, seats=5)
-    for member in members:
-        member.sums({"a": jnp.zeros((1 << 20) - 8), "b": jnp.zeros(8)})
-    state = {"params": np.zeros(1 << 20, np.float32), "about": "text"}
+    run, own = elastic_threads.Run(1, {}), referee.Member(0, 0)
+    run.ask("found", run.founders)
+    carrier = elastic_threads.Carrier(run, own)
+    carrier.check_room = local_carrier.LocalCarrier(tmp_path).check_room
+    roster = membership.MembershipClient(carrier, own, seats=5, communicator=elastic.Elastic)
+    member = roster.communicator(mesh_lib.make_worker_mesh(1))
+    member.sums({"a": jnp.zeros((1 << 20) - 8), "b": jnp.zeros(8)})
+    state = elastic_threads.Begun(0, np.zeros(1 << 20, np.float32))
     needs = 4 * (4 * 5 + 1) + 1
     room = os.statvfs_result([1 << 20, 1 << 20, 300, 300, needs - 1 + is_enough, 1, 1, 1, 0, 255])
     monkeypatch.setattr(os, "statvfs", lambda path: room)
-    with concurrent.futures.ThreadPoolExecutor(2) as threads:
-        met = [threads.submit(member.start_barrier, state).exception for member in members]
-        said = [repr(exception()) for exception in met]
-    words = "None" if is_enough else f"^ValueError.*need {needs} MB of shared memory"
-    assert all(re.search(words, each, re.DOTALL) for each in said), said
-    assert (at[0].last is not None) == is_enough
+    words = f"need {needs} MB of shared memory"
+    lacks = contextlib.nullcontext() if is_enough else pytest.raises(ValueError, match=words)
+    with contextlib.closing(run), lacks:
+        member.start_barrier(state)
+    assert (roster.last is not None) == is_enough

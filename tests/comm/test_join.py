@@ -7,10 +7,11 @@ import pytest
 from jax._src import distributed
 
 import hetjax
-from hetjax.comm import file_store, join, runtime
+from hetjax.comm import join, runtime
 from hetjax.comm import key_value_store as store_lib
 from hetjax.liveness import blocking_waits, exit_reports
 from tests import programs
+from tests.comm import stores
 from tests.comm import test_process_info as engines
 from tests.launcher import launches
 
@@ -24,8 +25,8 @@ def test_a_process_that_is_alone_has_no_board():
         store_lib.KeyValueStore("a test")
 
 
-def test_a_board_more_of_one_name_shifts_none_of_another(tmp_path, monkeypatch):
-    monkeypatch.setattr(distributed.global_state, "client", file_store.FileStore(tmp_path))
+def test_a_board_more_of_one_name_shifts_none_of_another(monkeypatch):
+    monkeypatch.setattr(distributed.global_state, "client", stores.client())
     becomes_another_process(monkeypatch)
     numbers = [5e-324, 1.7e308, *(1 / (k + 3) for k in range(5000))]
     store_lib.KeyValueStore("gate").post("k", numbers)

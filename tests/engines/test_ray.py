@@ -23,6 +23,7 @@ pytestmark = [
     pytest.mark.engines,
     pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning"),  # a node's processes
 ]
+os.environ.update(engines_ray.TOKEN)  # Ray reads the mode when it is imported
 ray = pytest.importorskip("ray", reason="Ray is missing: pip install 'hetjax[ray]'")
 PATIENCE_SECS = 240
 
@@ -32,7 +33,7 @@ def cluster():
     """A head with a GPU in its books, and a node that a test may take away."""
     from ray import cluster_utils
 
-    variables = {"RAY_AUTH_MODE": "disabled", "JAX_PLATFORMS": "cpu"}
+    variables = {"JAX_PLATFORMS": "cpu"}
     variables["RAY_TRAIN_HEALTH_CHECK_INTERVAL_S"] = "0.2"  # Ray takes a report as often
     kept = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)

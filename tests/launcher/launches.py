@@ -21,8 +21,11 @@ HEARTBEAT_SECS = 3
 LAUNCHER = """
 import dataclasses, json, sys
 from hetjax import launch
-from hetjax.launcher import supervisor
-options = dataclasses.replace(launch.parse(sys.argv[2:]), **json.loads(sys.argv[1]))
+from hetjax.launcher import cpu_shares, supervisor
+given = json.loads(sys.argv[1])
+if not given.pop("groups", True):
+    cpu_shares.find_controller = lambda *files: open("/there/is/none")
+options = dataclasses.replace(launch.parse(sys.argv[2:]), **given)
 sys.exit(supervisor.supervise(options))
 """
 PREAMBLE = """
@@ -60,7 +63,8 @@ class Launch:
         tmp_path: where it and its workers have their temporary files.
         program: what each worker runs, after `PREAMBLE`.
         *flags: of the launcher's command line.
-        **options: of `supervisor.Options`, where the command line has no flag for them.
+        **options: of `supervisor.Options`, where the command line has no flag for them;
+            `groups=False`: without CPU controller groups.
     """
 
     def __init__(self, tmp_path, program, *flags, **options):

@@ -21,9 +21,16 @@ BUSY = "while True: pass"
 ENTER = [sys.executable, "-I", "-S", enter.__file__, str(os.getpid())]
 
 
+def held_by(method, shares):
+    if method == "duty_cycle":
+        return cpu_shares.DutyCycle(shares)
+    files = [pathlib.Path("/proc/self", name).read_text() for name in ("mountinfo", "cgroup")]
+    return cpu_shares.ControllerGroups(shares, *cpu_shares.find_controller(*files))
+
+
 def groups_permitted():
     try:
-        cpu_shares.hold([0.5], method="group").close()
+        held_by("group", [0.5]).close()
     except OSError:
         return False
     return True
@@ -39,7 +46,7 @@ def method(request):
 @contextlib.contextmanager
 def running(shares, method):
     """Process ids of busy processes that are held to their shares."""
-    held = cpu_shares.hold(shares, method=method)
+    held = held_by(method, shares)
     processes = []
     try:
         for index in range(len(shares)):
@@ -109,7 +116,7 @@ def test_processes_get_their_shares(method):
 def test_groups_are_removed_with_whatever_is_in_them():
     if not groups_permitted():
         pytest.skip("this system lets nobody make a CPU controller group here")
-    held = cpu_shares.hold([0.5, 0.5], method="group")
+    held = held_by("group", [0.5, 0.5])
     assert all(pathlib.Path(path).is_dir() for path in held.groups)
     process = subprocess.Popen([*ENTER, "", held.confinement(0).group, "sleep", "600"])
     launches.eventually(pathlib.Path(held.confinement(0).group).read_text)

@@ -1,35 +1,68 @@
-"""Workers that come and go one by one: what the launcher says, starts and writes into the roll."""
+"""Workers that come and go one by one: what the launcher says, starts and tells the referee."""
 
-import json
 import os
 import pathlib
 import re
 import signal
+import socket
 import sys
 import time
 
 import pytest
 
 from hetjax import launch as launcher
-from hetjax.comm import file_store
+from hetjax.comm import local_carrier
 from hetjax.launcher import elastic, seats
 from tests.launcher import launches
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
 SAYS = """
-start, own = int(os.environ["HETJAX_START"]), pathlib.Path(os.environ["HETJAX_RUN"])
-beat = lambda: None
+start, directory = int(os.environ["HETJAX_START"]), pathlib.Path(os.environ["HETJAX_RUN"])
+print("start", start, "of", directory)
+from hetjax.comm import local_carrier, membership, referee
+own = referee.Member(worker, start)
+carrier = local_carrier.LocalCarrier(directory, start)
+founders, _ = carrier.call("enter", own)
+def order(number, *event):
+    event = (event[0], own, *event[1:]) if event else None
+    return carrier.call("call", own, number, event, None, False).order
 def go_on():
-    code = told(f"code-{start}")
-    wait_for(lambda: beat() or code.exists() or (own / "roll").read_bytes()[start] == 3)
-    sys.exit(int(code.read_text()) if code.exists() else 76)
-print("start", start, "of", own, "founders", os.environ["HETJAX_FOUNDERS"])
+    ends, number, event = told(f"ends-{start}"), None, ("joins",)
+    if own in founders:
+        wait_for(lambda: ends.exists() or told("begins").exists())
+        number, event = -1, ("begins", -1)
+    is_ready = False
+    while is_ready or not ends.exists():
+        kind, what = order(number, *event)
+        event = ()
+        if kind == "leave":
+            sys.exit(membership.REMOVED if what == "left" else membership.LEFT_OUT)
+        elif kind == "add":
+            changes = [f"{member.rank} {how}" for member, how in what[0].changes]
+            number, is_ready = number + 1, False
+            if changes or not number:
+                print("changes", *changes)
+        elif kind == "compute":
+            event, is_ready = ("ready", number, "", ()), True
+        elif kind == "over":
+            is_ready = False
+        elif kind == "donate":
+            event = ("donated", number, "state")
+        elif kind == "receive":
+            number = what[0]
+            event = ("holds", number)
+        time.sleep(0.02)
+    ends = ends.read_text()
+    if ends == "over":
+        order(number, "finished")
+    sys.exit(int(ends) if ends.isdigit() else 0)
 """
 GOES_ON = SAYS + "go_on()\n"
 
 
 class Apart:
-    """A launcher with `--runtime=apart`, and its run directory."""
+    """A launcher with `--runtime=apart`, and its run directory. Its workers take part in rounds,
+    which have neither sums nor states."""
 
     def __init__(self, launch, *flags, program=GOES_ON, **options):
         self.launch = launch(program, "--runtime=apart", *flags, **options)
@@ -41,23 +74,18 @@ class Apart:
         matches, _ = self.launch.wait_for(r"\[(\d+)\] start (\d+) of", count)
         return {int(match[2]): int(match[1]) for match in matches[:count]}
 
-    def roll(self, attempt=0):
-        return (self.run / str(attempt) / "roll").read_bytes().rstrip(b"\0")
+    def begins(self, workers):
+        """Has the founders begin the run, and waits until each is a member."""
+        self.seats(workers)
+        (self.launch.heartbeats / "begins").touch()
+        self.launch.wait_for(r"\] changes", workers)
 
-    def decides(self, *starts):
-        """Writes that these, each in the seat of its number, begin the run."""
-        self.seats(len(starts))
-        members = [(start, start) for start in starts]
-        board = file_store.FileStore(self.run / "0" / "board")
-        board.key_value_set("decision/-1", json.dumps([-1, [], members, -1, 0, []]))
-
-    def finish(self, start, code=0, *, over=True):
-        if code == 0 and over:
-            for board in self.run.glob("*/board"):
-                (board / "over").touch()
+    def finish(self, start, how="over"):
+        """Ends a start: all is written, if it leads ("over"); without that ("early"); or by an exit
+        code."""
         new = self.launch.heartbeats / "new"
-        new.write_text(str(code))
-        new.rename(self.launch.heartbeats / f"code-{start}")
+        new.write_text(str(how))
+        new.rename(self.launch.heartbeats / f"ends-{start}")
 
     def end(self, *starts):
         """Lets the starts finish; the launcher's exit code. Checks that nothing is left."""
@@ -69,6 +97,7 @@ class Apart:
 
     def kill(self, index, count, number=signal.SIGKILL):
         """Of the first so many that printed their number, one."""
+        self.seats(count)
         os.kill(self.launch.pids(count)[index], number)
 
     def says(self, words):
@@ -90,14 +119,15 @@ def refused(arguments, capsys):
 def test_a_killed_worker_is_started_anew_in_its_seat(apart):
     run = apart("--workers=2", "--max_workers=3")
     assert run.seats(2) == {0: 0, 1: 1}
-    assert run.roll() == bytes([1, 1])
-    for path in (run.run, run.run / "0", run.run / "0" / "board"):
+    for path in (run.run, run.run / "0"):
         assert path.stat().st_mode & 0o777 == 0o700
+    run.begins(2)
     run.kill(1, 2)
     run.says("worker 1 ended by SIGKILL; the others go on; restart 1 of 3")
     assert run.seats(3)[2] == 1
-    assert run.roll() == bytes([1, 4, 1])
-    assert f"[1] start 2 of {run.run}/0 founders 2" in run.launch.out()
+    run.says("[0] changes 1 was killed")
+    run.says("[1] changes 1 joined")
+    assert f"[1] start 2 of {run.run}/0" in run.launch.out()
     assert run.end(0, 2) == 0
     assert run.launch.text().count("restart") == 1
 
@@ -108,7 +138,6 @@ def test_who_was_late_is_started_anew_and_not_counted(apart):
     for start in (1, 2):
         run.finish(start, elastic.LEFT_OUT)
         assert run.seats(start + 2)[start + 1] == 1
-    assert run.roll() == bytes([1, 2, 2, 1])
     assert run.end(0, 3) == 0
     assert run.launch.text().count("worker 1 was late and left out; it is started anew") == 2
     assert "restart" not in run.launch.text()
@@ -118,23 +147,23 @@ def test_workers_leave_and_are_added_when_asked(apart, capsys):
     program = SAYS + "wait_for(told('go').exists)\ngo_on()\n"
     run = apart("--workers=2", "--cpus=0.5,0.5", program=program)
     run.seats(2)
+    (run.launch.heartbeats / "begins").touch()
     assert "all 2 seats are taken" in refused([f"--add={run.run}"], capsys)
     assert "worker 2 does not run" in refused([f"--remove={run.run}:2"], capsys)
     assert launcher.main([f"--remove={run.run}:1"]) == 0
     assert capsys.readouterr().out == "worker 1 is to leave after its round\n"
-    assert run.roll() == bytes([1, 3])
     last = refused([f"--remove={run.run}:0"], capsys)
     assert "worker 0 is the last; end the run by Ctrl-C" in last
     (run.launch.heartbeats / "go").touch()
     run.says("worker 1 has left; its seat is empty")
-    assert run.roll() == bytes([1, 2])
+    run.says("[0] changes 1 left")
     assert "99" in refused([f"--add={run.run}", "--cpus=99"], capsys)
     assert launcher.main([f"--add={run.run}", "--cpus=0.25"]) == 0
     assert capsys.readouterr().out == "worker 1 is started\n"
     assert run.seats(3)[2] == 1
     assert len(os.sched_getaffinity(run.launch.pids(3)[1])) == 1
+    run.says("[1] changes 1 joined")
     run.finish(0)
-    launches.eventually(lambda: run.roll() == bytes([2, 2, 1]))
     launches.eventually(lambda: "the run is at its end" in refused([f"--add={run.run}"], capsys))
     assert run.end(2) == 0
     assert "there is no such run, or it has ended" in refused([f"--add={run.run}"], capsys)
@@ -146,19 +175,19 @@ def test_seats_stay_empty_when_the_restarts_are_spent(apart):
     run.seats(3)
     run.kill(1, 3)
     run.says("worker 1 ended by SIGKILL; the others go on; its seat stays empty")
-    assert run.roll() == bytes([1, 4, 4])
     assert run.end(0) == 0
 
 
 def test_who_ends_early_or_aborts_is_not_the_end_of_all(apart):
     run = apart("--workers=3")
-    run.decides(0, 1, 2)
-    run.finish(0, over=False)
+    run.begins(3)
+    run.finish(0, "early")
     run.says("worker 0 ended before the run, without a fault; its seat is empty")
     run.kill(1, 3, signal.SIGABRT)
     run.says("worker 1 ended by SIGABRT; the others go on; restart 1 of 3")
     run.seats(4)
-    assert run.roll() == bytes([2, 4, 1, 1])
+    for change in ("0 ended", "1 was killed", "1 joined"):
+        run.says(f"[2] changes {change}")
     assert run.end(2, 3) == 0
 
 
@@ -176,8 +205,9 @@ def test_who_is_killed_when_it_is_to_leave_does_not_come_back(apart):
 
 
 def test_where_nobody_has_the_state_all_begin_again(apart):
-    run = apart("--workers=2", "--max_restarts=3")
-    run.decides(0, 1)
+    program = f"{SAYS}if start > 1:\n    wait_for(told('ends-1').exists)\ngo_on()\n"
+    run = apart("--workers=2", "--max_restarts=3", program=program)
+    run.begins(2)
     run.kill(1, 2)
     run.says("worker 1 ended by SIGKILL; the others go on; restart 1 of 3")
     run.seats(3)
@@ -232,8 +262,17 @@ def test_work_of_its_own_is_no_hang(apart):
     assert "hung" not in run.launch.text()
 
 
-def test_a_request_that_nobody_answers_is_taken_back(tmp_path, capsys, monkeypatch):
-    (tmp_path / seats.ASKS).mkdir()
-    monkeypatch.setattr(seats, "_PATIENCE_MILLISECS", 50)
-    assert "the launcher does not answer" in refused([f"--add={tmp_path}"], capsys)
-    assert not list((tmp_path / seats.ASKS).iterdir())
+def test_a_directory_whose_name_is_too_long_is_refused(capsys, monkeypatch):
+    """Its sockets would have longer names yet."""
+    monkeypatch.setenv(local_carrier.SHARED, "/dev/" + "x" * 66)
+    said = refused(["--workers=1", "--runtime=apart", "--", sys.executable], capsys)
+    assert f"{local_carrier.SHARED}=/dev/xx" in said
+    assert "70 bytes at most" in said
+
+
+def test_a_launcher_that_does_not_answer_is_named(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(seats, "_PATIENCE_SECS", 0.05)
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(str(tmp_path / local_carrier.SOCKET))
+        silent.listen()
+        assert "the launcher does not answer" in refused([f"--add={tmp_path}"], capsys)

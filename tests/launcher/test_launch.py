@@ -186,6 +186,8 @@ GOOD = [sys.executable, "-c", "pass"]
             "--host=192.0.2.1 --port=0: no process can",
         ),
         (["--workers=2", "--max_workers=3", "--", *GOOD], "--max_workers=3: needs --runtime=apart"),
+        (["--workers=2", "--late_secs=3", "--", *GOOD], "--late_secs=3: needs --runtime=apart"),
+        (["--workers=2", "--runtime=apart", "--late_secs=-1", "--", *GOOD], "=-1: must be 0 or m"),
         (["--workers=2", "--runtime=apart", "--max_workers=1", "--", *GOOD], "=1: must be at l"),
         (["--add=/no/run"], "/no/run: there is no such run, or it has ended"),
         (["--remove=/no/run"], "--remove=/no/run: must be RUNDIR:WORKER"),

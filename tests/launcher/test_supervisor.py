@@ -257,7 +257,7 @@ while time.monotonic() < end:
     beacon.at("computing", 17)
 """
     flags = ["--workers=2", "--cpus=0.1,0.1", "--max_restarts=0", *PATIENT]
-    run = launch(program, *flags, cpu_method="duty_cycle")
+    run = launch(program, *flags, groups=False)
     assert run.end() == 0
     assert "CPU shares 0.1, 0.1 by affinity to cores" in run.text()
     assert "hung" not in run.text()

@@ -52,6 +52,8 @@ def test_the_first_word_is_written_at_once(environ, tmp_path):
     try:
         beacon.at("starting")
         launches.eventually(lambda: (snapshot := heartbeats.read(tmp_path, 2)) and snapshot.entries)
+        beacon.at("computing", 0)
+        assert heartbeats.any_round(tmp_path)  # what ends now has begun
     finally:
         beacon.close()
 

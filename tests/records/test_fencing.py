@@ -174,4 +174,4 @@ def test_a_workdir_that_not_all_machines_see_is_refused(name, tmp_path):
         assert not list(tmp_path.glob("0/.*"))
     else:
         for text in said:
-            assert "/0') does not see the workdir of process 1 (" in text
+            assert "/1') does not see the workdir of process 0 (" in text

@@ -1,5 +1,6 @@
 """One run at a time in a workdir."""
 
+import contextlib
 import json
 import multiprocessing
 import os
@@ -14,12 +15,20 @@ from hetjax.records import lock
 from tests.rounds import problems
 
 HOLDER = """
-import pathlib, sys, time
+import contextlib, pathlib, sys, time
 from hetjax.records import lock
-with lock.held(pathlib.Path(sys.argv[1])):
+with contextlib.ExitStack() as stack:
+    lock.Holder(stack, pathlib.Path(sys.argv[1])).hold()
     print("held", flush=True)
     time.sleep(600)
 """
+
+
+@contextlib.contextmanager
+def held(workdir):
+    with contextlib.ExitStack() as stack:
+        lock.Holder(stack, workdir).hold()
+        yield
 
 
 @pytest.fixture
@@ -36,7 +45,7 @@ def holder(tmp_path):
 
 def test_a_workdir_of_another_process_is_refused_with_its_name(holder, tmp_path):
     message = rf"in use by process {holder.pid} on .+ since \d{{4}}-"
-    with pytest.raises(ValueError, match=message), lock.held(tmp_path):
+    with pytest.raises(ValueError, match=message), held(tmp_path):
         pass
     assert json.loads((tmp_path / "lock.json").read_text())["process"] == holder.pid
 
@@ -44,7 +53,7 @@ def test_a_workdir_of_another_process_is_refused_with_its_name(holder, tmp_path)
 def test_a_lock_whose_process_was_killed_is_taken_over(holder, tmp_path, capsys):
     holder.kill()
     holder.wait()
-    with lock.held(tmp_path):
+    with held(tmp_path):
         assert json.loads((tmp_path / "lock.json").read_text())["process"] == os.getpid()
     assert f"was held by process {holder.pid} on" in capsys.readouterr().err
     assert not (tmp_path / "lock.json").exists()
@@ -64,9 +73,10 @@ def test_two_runs_of_one_process_do_not_share_a_workdir(tmp_path):
 def test_a_forked_child_does_not_hold_the_lock_on(tmp_path):
     """As the readers of a data loader do, which live on where a run is killed."""
     script = (
-        "import multiprocessing, os, pathlib, signal, sys, time\n"
+        "import contextlib, multiprocessing, os, pathlib, signal, sys, time\n"
         "from hetjax.records import lock\n"
-        "with lock.held(pathlib.Path(sys.argv[1])):\n"
+        "with contextlib.ExitStack() as stack:\n"
+        "    lock.Holder(stack, pathlib.Path(sys.argv[1])).hold()\n"
         "    child = multiprocessing.get_context('fork').Process(target=time.sleep, args=(600,))\n"
         "    child.start()\n"
         "    pathlib.Path(sys.argv[1], 'child').write_text(str(child.pid))\n"
@@ -77,7 +87,7 @@ def test_a_forked_child_does_not_hold_the_lock_on(tmp_path):
     child = int((tmp_path / "child").read_text())
     try:
         os.kill(child, 0)  # it is there
-        with lock.held(tmp_path):
+        with held(tmp_path):
             pass
     finally:
         os.kill(child, signal.SIGKILL)

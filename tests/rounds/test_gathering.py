@@ -4,11 +4,14 @@ import json
 
 import numpy as np
 import pytest
+from jax._src import distributed
 
-from hetjax.comm import allgather_work, broadcast_once, file_store, membership, runtime
+from hetjax.comm import allgather_work, broadcast_once
 from hetjax.data import stream
+from hetjax.inputs import agreement
 from hetjax.local import stepped
 from hetjax.rounds import run_state
+from tests.comm import stores, test_join
 from tests.rounds import gangs
 
 
@@ -76,17 +79,17 @@ def test_what_the_first_process_uses_alone_is_given_to_it_alone(tmp_path):
     assert [code for code, _ in told] == [0, 0], told
 
 
-def test_programs_are_compared_with_those_of_one_platform(tmp_path, monkeypatch):
+def test_programs_are_compared_with_those_of_one_platform(monkeypatch):
     """A function may look at the platform; data and parameters are alike on all."""
 
+    monkeypatch.setattr(distributed.global_state, "client", stores.client())
+
     def process(number, platform, **digests):
-        own = runtime.Runtime()
-        own.membership = membership.Membership(number, number, seats=6, founders=6)
-        own.membership.client = file_store.FileStore(tmp_path)
-        monkeypatch.setattr(runtime, "current", lambda: own)
+        test_join.becomes_another_process(monkeypatch)
+        monkeypatch.setattr(distributed.global_state, "process_id", number)
         monkeypatch.setattr("jax.default_backend", lambda: platform)
         digests = {"params": "p", "values": "v", "loss": "l"} | digests
-        allgather_work.check_same_parts(digests, holds_all=True)
+        agreement.check_same_parts(digests, holds_all=True)
 
     process(0, "cpu")
     process(1, "gpu", loss="g")

@@ -9,7 +9,7 @@ import hetjax
 from hetjax import topology, types
 from hetjax.local import gradients as gradients_lib
 from hetjax.local import rules
-from hetjax.rounds import sync
+from hetjax.rounds import reduce, sync
 from tests.rounds import objectives, problems
 
 WORKERS, NOMINAL = 5, 40
@@ -92,15 +92,16 @@ def test_updates_are_those_of_plain_numpy(name, weighting, float64):
     gossips = reducer.mixing is not None
     mesh = hetjax.make_worker_mesh(WORKERS)
     common = {
-        "steps": rules.with_observer(gradients_lib.gradient_sums(problems.softmax_loss)),
+        "optimizer": optimizer,
         "reducer": reducer,
         "num_workers": WORKERS,
         "nominal_examples": NOMINAL,
         "weighting": weighting,
     }
     mapped = common | {"reducer": reducer._replace(array=None)}
+    steps = rules.with_observer(gradients_lib.gradient_sums(problems.softmax_loss))
     forms = [
-        jax.jit(sync.make_sync(optimizer, mesh=m, **how))
+        jax.jit(sync.make_sync(reduce.How(**how), steps, mesh=m))
         for m, how in ((None, common), (mesh, common), (None, mapped))
     ]
     start = np.zeros(3)

@@ -7,7 +7,7 @@ import pytest
 
 from hetjax import ordering, topology
 from hetjax.local import gradients, rules
-from hetjax.rounds import sync
+from hetjax.rounds import reduce, sync
 from tests.rounds import problems
 from tests.rounds.order_reference import Balancer, example_gradients
 
@@ -55,7 +55,7 @@ def test_signs_made_for_other_sizes_are_refused():
         step(max_microbatches=0)
     observer = ordering.d_grab().observer(ordering.Sizes(num_workers=1))
     rule = gradients.gradient_sums(problems.softmax_loss)
-    fields = {"steps": rules.with_observer(rule, observer), "observer": observer}
-    fields["reducer"] = topology.all_reduce().for_run(topology.RunFacts(4))
+    reducer = topology.all_reduce().for_run(topology.RunFacts(4))
+    how, steps = reduce.How(reducer, 4, 8), rules.with_observer(rule, observer)
     with pytest.raises(ValueError, match=r"observer is made for 1 worker"):
-        sync.make_sync(optimizer, num_workers=4, nominal_examples=8, **fields)
+        sync.make_sync(how, steps, observer=observer)

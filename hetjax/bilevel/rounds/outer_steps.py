@@ -8,10 +8,10 @@ from typing import Any
 
 import jax
 
-from hetjax import types
+from hetjax import messages, types
 from hetjax.bilevel import diagnosis, machine, per_example
 from hetjax.bilevel.problem import LOWER, UPPER
-from hetjax.bilevel.rounds import outer_report, results, saving, setup
+from hetjax.bilevel.rounds import outer_report, results, saving
 from hetjax.bilevel.rounds import run as run_lib
 from hetjax.bilevel.rounds import summary as summary_lib
 from hetjax.checkpoints import checkpoint
@@ -212,5 +212,5 @@ def _check(info: dict[str, Any], index: int) -> None:
             "before was kept. Lower the lower learning rate, the multiplier or the solver's step"
         )
     found = machine.Info(**{name: info[name] for name in machine.Info._fields if name in info})
-    with setup.naming(f"outer step {index}"):
+    with messages.as_mistake(f"outer step {index}: "):
         diagnosis.check_found(found)

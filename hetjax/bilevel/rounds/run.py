@@ -17,7 +17,7 @@ from hetjax.bilevel.problem import LOWER, UPPER, Bilevel, What
 from hetjax.bilevel.rounds import level, stepping
 from hetjax.bilevel.rounds import setup as setup_lib
 from hetjax.comm import allgather_work
-from hetjax.inputs import extra_arguments
+from hetjax.inputs import agreement, extra_arguments
 from hetjax.liveness import blocking_waits
 from hetjax.losses import named as named_lib
 from hetjax.rounds import judged, round_report
@@ -89,7 +89,7 @@ class BilevelRun:
         self._y_rows: types.PyTree = None
         self._gossips = self.setup.methods.reducer.mixing is not None
         if not self.setup.company.communicator.alone:
-            allgather_work.check_same_parts(self.digests)
+            agreement.check_same_parts(self.digests)
 
     @functools.cached_property
     def digests(self) -> dict[str, str]:

@@ -2,7 +2,7 @@
 
 import contextlib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from hetjax import types
+from hetjax import messages, types
 from hetjax.bilevel import diagnosis, machine, per_example, trajectory
 from hetjax.bilevel import problem as problem_lib
 from hetjax.bilevel.problem import LOWER, UPPER, Bilevel
@@ -63,7 +63,7 @@ def build(
     fields.setdefault("seed", 0)
     at_level = {}
     for name, given in ((LOWER, lower_source), (UPPER, upper_source)):
-        with naming(f"fit_bilevel, {name} source"):
+        with messages.as_mistake(f"fit_bilevel, {name} source: "):
             at_level[name] = sources.as_source(given)
             if isinstance(at_level[name], iterables.Streamed):
                 raise ValueError("got a hetjax.stream, which is read once; give one by index")
@@ -71,13 +71,13 @@ def build(
     tx = inputs.check_optimizer(optimizer, x, caller="fit_bilevel")
     made: dict[str, level.Level] = {}
     with contextlib.ExitStack() as stack:  # closes the levels that are made, if anything is wrong
-        with naming("fit_bilevel"):
+        with messages.as_mistake("fit_bilevel: "):
             x, y = jax.tree.map(lambda leaf: np.asarray(jnp.asarray(leaf)), (x, y))
             point = _point(estimator, x, y)
             gossips = _gossips(estimator, fields)
         asked = [what for what, _ in machine.asked_for(estimator.program(x))]
         for name in (LOWER, UPPER):
-            with naming(f"fit_bilevel, {name} level"):
+            with messages.as_mistake(f"fit_bilevel, {name} level: "):
                 made[name] = level.Level(
                     name,
                     problem,
@@ -90,7 +90,7 @@ def build(
                 )
             stack.enter_context(made[name].run)
         setup = made[LOWER].run.setup
-        with naming("fit_bilevel"):
+        with messages.as_mistake("fit_bilevel: "):
             communicator = setup.company.communicator
             if not communicator.has_collectives:
                 raise ValueError(f"{communicator.no_collectives}Take one process, local='virtual'")
@@ -105,15 +105,6 @@ def build(
         )
         stack.pop_all()
     return made, steps, x, y
-
-
-@contextlib.contextmanager
-def naming(what: str) -> Iterator[None]:
-    """A ValueError begins with what it is about."""
-    try:
-        yield
-    except ValueError as error:
-        raise ValueError(f"{what}: {error}") from error
 
 
 def _check_given(

@@ -1,0 +1,79 @@
+"""Reaches the referee, and moves arrays, by Ray: calls of an actor, and the object store."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from hetjax.comm import carrier
+
+_ANSWER_SECS = 10.0  # for an answer; the referee's own waits are shorter
+_SOON_SECS = 0.05  # in which contributions usually come
+
+
+class RayCarrier(carrier.Carrier):
+    """As of `comm.carrier`.
+
+    Args:
+        host: the actor of the referee's host.
+    """
+
+    shares_gpus = outlives = False  # Ray gives each its own
+    lost_secs = 25.0
+
+    def __init__(self, host: Any) -> None:
+        self._host = host
+
+    def call(self, method: str, *args: Any) -> Any:
+        import ray
+
+        try:
+            return ray.get(getattr(self._host, method).remote(*args), timeout=_ANSWER_SECS)
+        except ray.exceptions.GetTimeoutError as error:
+            words = f"no answer for {_ANSWER_SECS:.0f} s"
+            raise carrier.LostRefereeError(words, is_final=False) from error
+        except ray.exceptions.RayTaskError:
+            raise
+        except (ray.exceptions.RayError, OSError) as error:
+            is_final = isinstance(error, ray.exceptions.ActorDiedError | OSError)
+            words = str(error).splitlines()[0]
+            raise carrier.LostRefereeError(words, is_final=is_final) from error
+
+    def put(self, piece: np.ndarray) -> Any:
+        import ray
+
+        try:
+            return ray.put(piece)
+        except (ray.exceptions.RayError, OSError) as error:  # the node has lost its store
+            raise carrier.LostRefereeError(str(error), is_final=True) from error
+
+    def let_go(self) -> None:
+        pass  # Ray counts who knows a handle
+
+    def check_room(self, sums: int, state: int, members: int) -> None:
+        pass  # Ray's store spills to the disk
+
+    def take(
+        self, handles: Sequence[Any], over: tuple[int, int], moved: Callable[[int], None]
+    ) -> list[np.ndarray] | None:
+        import ray
+
+        left, changed = list(handles), None
+        try:
+            while left:
+                if changed is None:
+                    ready, left = ray.wait(left, num_returns=len(left), timeout=_SOON_SECS)
+                else:
+                    ready, _ = ray.wait([*left, changed])
+                    if changed in ready and ray.get(changed):
+                        return None
+                    left = [handle for handle in left if handle not in ready]
+                if left and (changed is None or changed in ready):
+                    changed = self._host.changed.remote(*over)
+            taken = ray.get(list(handles))
+        except ray.exceptions.RayError:
+            return None  # who had put it up is gone, or the referee is
+        except OSError as error:
+            raise carrier.LostRefereeError(str(error), is_final=True) from error
+        moved(sum(piece.nbytes for piece in taken))
+        return taken

@@ -1,0 +1,390 @@
+"""Members of an elastic run, in threads: equal sums to the bit, whoever dies when; and the host."""
+
+import asyncio
+import concurrent.futures
+import itertools
+
+import numpy as np
+import pytest
+
+from hetjax import mesh as mesh_lib
+from hetjax import types
+from hetjax.comm import (
+    allgather_work,
+    communicator,
+    elastic,
+    membership,
+    referee_host,
+)
+from hetjax.comm.referee import JOINED, Member
+from hetjax.liveness import heartbeats
+from hetjax.records import workdir
+from tests.comm import elastic_program, elastic_threads
+from tests.comm.elastic_threads import DeadError, Fault
+from tests.launcher import launches
+
+# A thread that beats ends with its member.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+FOUNDERS = 3
+NEW = Member(3, 3)
+
+
+class EndedError(SystemExit):
+    """Instead of the end of a process."""
+
+
+@pytest.fixture(params=["whole", "slices", "outlives", "one adds"])
+def begun(request, monkeypatch):
+    """Begins a run in threads; `begun(faults, …)` returns it and the members' futures."""
+    monkeypatch.setattr(membership, "_BEAT_SECS", 0.01)
+    monkeypatch.setattr(
+        elastic, "WHOLE_BYTES", 0 if request.param in ("slices", "one adds") else 1 << 20
+    )
+    outlives = request.param in ("outlives", "one adds")
+
+    def end(self, code, words):
+        raise EndedError((code, words))
+
+    monkeypatch.setattr(membership.MembershipClient, "end", end)
+    threads, runs = concurrent.futures.ThreadPoolExecutor(8), []
+
+    def begin(faults=(), founders=FOUNDERS):
+        run = elastic_threads.Run(founders, dict(faults), outlives=outlives)
+        runs.append(run)
+        run.ask("found", run.founders)
+        run.start = lambda member: threads.submit(elastic_threads.train, run, member)
+        return run, {member: run.start(member) for member in run.founders}
+
+    yield begin
+    for run in runs:
+        run.close()
+    threads.shutdown()
+
+
+def check(run, futures, *, dead=()):
+    """Each round is the same in all that had it, and that of the oracle to the bit."""
+    for member, future in futures.items():
+        if member in dead:
+            assert isinstance(future.exception(60), DeadError)
+        else:
+            future.result(60)
+    assert {state.tobytes() for state in run.states.values()} == {
+        next(iter(run.states.values())).tobytes()
+    }
+    views = {}
+    for rounds in run.told.values():
+        for number, (view, total, heard, changes) in rounds.items():
+            assert views.setdefault(number, view) == view
+            np.testing.assert_array_equal(total, run.oracle(view.sum, number))
+            assert {int(x) for x in heard["of"]} - {0} == {m.incarnation for m in view.sum} - {0}
+            assert changes == [(m.rank, how) for m, how in view.changes]
+    assert sorted(views) == list(range(len(views)))
+    return [views[number] for number in range(len(views))]
+
+
+POINTS = [
+    ("before", "ready"),
+    ("after", "ready"),
+    ("", "take"),
+    ("before", "has"),
+    ("after", "has"),
+]
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+@pytest.mark.parametrize("point", POINTS, ids=" ".join)
+def test_where_a_member_dies_the_others_have_equal_sums(point, rank, begun):
+    dies = Member(rank, rank)
+    run, futures = begun({dies: Fault("dies", *point, 1)})
+    run.ends_at = 3
+    views = check(run, futures, dead=[dies])
+    assert run.happened == {dies}
+    assert len(run.states) == FOUNDERS - 1
+    assert [m.rank for m in views[-1].sum] == [k for k in range(FOUNDERS) if k != rank]
+    (change,) = [change for view in views for change in view.changes]
+    assert change == (dies, "was killed")
+    if point == POINTS[0] or (
+        point == POINTS[2] and not run.outlives
+    ):  # else it counts where all the others have it
+        assert dies not in views[1].sum
+
+
+@pytest.mark.parametrize("kind", ["begins", "ready", "has", "beat"])
+def test_an_answer_that_is_lost_is_asked_for_again(kind, begun):
+    run, futures = begun({Member(0, 0): Fault("loses", "after", kind)})
+    run.ends_at = 2
+    views = check(run, futures)
+    assert run.happened == {Member(0, 0)}
+    assert {len(view.sum) for view in views} == {FOUNDERS}
+
+
+def has_rounds(run, member, count):
+    launches.eventually(lambda: len(run.told.get(member, ())) >= count)
+
+
+@pytest.mark.parametrize("kind", ["", "joins", "holds", "has"])
+def test_a_newcomer_takes_a_sum_before_it_contributes(kind, begun):
+    """Also where it loses an answer."""
+    run, futures = begun({NEW: Fault("loses", "after", kind)})
+    has_rounds(run, Member(1, 1), 2)
+    futures[NEW] = run.start(NEW)
+    has_rounds(run, NEW, 3)
+    run.ends_at = 0
+    views = check(run, futures)
+    first = min(run.told[NEW])
+    assert NEW not in views[first].sum
+    assert NEW in views[first + 1].sum
+    assert (NEW, JOINED) in views[first].changes
+    assert NEW in views[first - 1].joining
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_where_its_donor_dies_another_hands_the_state(when, begun):
+    run, futures = begun({Member(0, 0): Fault("dies", when, "donated")})
+    has_rounds(run, Member(1, 1), 2)
+    futures[NEW] = run.start(NEW)
+    has_rounds(run, NEW, 3)
+    run.ends_at = 0
+    views = check(run, futures, dead=[Member(0, 0)])
+    assert views[-1].sum == (Member(1, 1), Member(2, 2), NEW)
+
+
+@pytest.mark.parametrize("kind", ["holds", "has", "ready"])
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_where_a_newcomer_dies_the_others_go_on(when, kind, begun):
+    run, futures = begun({NEW: Fault("dies", when, kind)})
+    has_rounds(run, Member(1, 1), 2)
+    futures[NEW] = run.start(NEW)
+    launches.eventually(lambda: NEW in run.dead)
+    has_rounds(run, Member(1, 1), 4 + len(run.told[Member(1, 1)]))
+    run.ends_at = 0
+    views = check(run, futures, dead=[NEW])
+    assert [change for view in views for change in view.changes][-1] == (NEW, "was killed")
+    assert {view.sum[:FOUNDERS] for view in views} == {tuple(run.founders)}
+
+
+def test_a_round_of_newcomers_alone_has_an_empty_sum(begun):
+    """All others die when the newcomer has got the state, before they contribute."""
+    founder = Member(0, 0)
+    run, futures = begun({founder: Fault("dies", "after", "donated", None, (NEW, "holds"))}, 1)
+    has_rounds(run, founder, 2)
+    futures[NEW] = run.start(NEW)
+    has_rounds(run, NEW, 3)
+    run.ends_at = 0
+    views = check(run, futures, dead=[founder])
+    first = min(run.told[NEW])
+    assert views[first].sum == ()
+    assert views[first].changes == ((founder, "was killed"), (NEW, JOINED))
+    assert views[first + 1].sum == (NEW,)
+
+
+def test_of_an_empty_sum_nobody_tells_what_it_did():
+    mesh, none = mesh_lib.make_worker_mesh(1), np.zeros(1)
+    alone = communicator.Communicator(2)
+    alone.responded = np.zeros(2, bool)
+    alone.allgather = lambda messages: np.zeros(2, messages.dtype)
+    gather = allgather_work.WorkAllGather(alone, most_signs=0, microbatch_size=1)
+    contributed = elastic_threads.contributed(np.zeros(25, np.float32), mesh)
+    work = types.Work(none.astype(int), none, none, none.astype(int))
+    work, asked, metrics = gather(contributed, work, (1, 2, 3), allgather_work.Request.NOTHING)
+    assert work.microbatches_done.tolist() == [0, 0]
+    assert (asked, float(metrics.weight_sum)) == (allgather_work.Request.NOTHING, 0.0)
+
+
+def test_where_nobody_has_the_state_all_end_by_name(begun):
+    founder = Member(0, 0)
+    run, _ = begun({founder: Fault("dies", "before", "donated")}, 1)
+    has_rounds(run, founder, 2)
+    with pytest.raises(EndedError, match="finds no worker that has the state of the run"):
+        run.start(NEW).result(60)
+    assert run.ask("watch", 0)[2] == "lost"
+
+
+def test_another_state_after_a_round_is_an_error_by_name(begun):
+    run, futures = begun()
+    run.errs = Member(2, 2)
+    for future in futures.values():
+        with pytest.raises(RuntimeError, match="worker 2 has another state than worker 0 after"):
+            future.result(60)
+
+
+# --- The host alone ---
+
+
+class Clock:
+    """Of the host, whose looks are a millisecond apart."""
+
+    def __init__(self, monkeypatch):
+        self.now = 0.0
+        monkeypatch.setattr(referee_host, "time", self)
+        monkeypatch.setattr(referee_host, "_LOOK_SECS", 0.001)
+
+    def monotonic(self):
+        self.was_read = True
+        return self.now
+
+    async def look(self):
+        """Waits until the host has looked, however busy the machine is."""
+        self.was_read = False
+        while not self.was_read:
+            await asyncio.sleep(0.001)
+
+    async def forward(self, host, secs, *beats):
+        """In steps of a second, in each of which members tell what they do."""
+        for _ in range(secs):
+            self.now += 1.0
+            for member, phase, progress in beats:
+                await host.beat(member, phase, progress() if callable(progress) else progress)
+            await self.look()
+
+
+A, B, C = (Member(rank, rank) for rank in range(3))
+
+
+async def a_host(*members):
+    host = referee_host.RefereeHost(late_secs=10.0, busy_secs=30.0)
+    await host.found(list(members))
+    for member in members:
+        await host.call(member, -1, ("begins", member, -1), waits=False)
+    for event in (("ready", 0, "", []), ("has", 0, 0)):
+        for member in members:
+            await host.call(member, 0, (event[0], member, *event[1:]), waits=False)
+    return host
+
+
+async def out(host):
+    return (await host.watch(-1))[1]
+
+
+def ready(host, member):
+    return host.call(member, 1, ("ready", member, 1, "", []), waits=False)
+
+
+def test_who_makes_no_progress_is_left_out_after_patience(monkeypatch):
+    clock = Clock(monkeypatch)
+
+    async def run():
+        host = await a_host(A, B, C)
+        await clock.forward(host, 50)  # nobody is ready, so nobody is waited for
+        await ready(host, A)
+        await clock.forward(host, 9, (B, "computing", 0))
+        await ready(host, B)
+        assert await out(host) == {}
+        await clock.forward(host, 3)
+        assert await out(host) == {C: "was late"}
+        answer = await host.call(C, 1)
+        assert answer.order == ("leave", "was late")
+        assert (await host.call(A, 1, waits=False)).order.kind == "take"
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("phase", "progress", "secs"),
+    [
+        ("computing", 0, 10),
+        ("evaluating", 0, 30),
+        ("starting", 0, 30),
+        ("computing", itertools.count().__next__, 100),  # bytes that have come
+    ],
+)
+def test_work_of_its_own_and_bytes_that_come_make_nobody_late(phase, progress, secs, monkeypatch):
+    clock = Clock(monkeypatch)
+
+    async def run():
+        host = await a_host(A, B)
+        await host.beat(B, phase, None)
+        await ready(host, A)
+        await clock.forward(host, secs - 1, (B, phase, progress))
+        assert await out(host) == {}
+        if secs < 100:
+            await clock.forward(host, 12, (B, phase, progress))
+            assert await out(host) == {B: "was late"}
+
+    asyncio.run(run())
+
+
+def test_who_says_that_it_is_busy_and_then_nothing_is_late(monkeypatch):
+    clock = Clock(monkeypatch)
+
+    async def run():
+        host = await a_host(A, B)
+        await host.beat(B, "evaluating", 0)
+        await ready(host, A)
+        await clock.forward(host, 12)
+        assert await out(host) == {B: "was late"}
+
+    asyncio.run(run())
+
+
+def test_after_the_host_was_paused_patience_begins_anew(monkeypatch):
+    clock = Clock(monkeypatch)
+
+    async def run():
+        host = await a_host(A, B)
+        await ready(host, A)
+        for _ in range(3):
+            await clock.forward(host, 6)
+            clock.now += 100.0
+            await clock.look()
+            assert await out(host) == {}
+        await clock.forward(host, 12)
+        assert await out(host) == {B: "was late"}
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("dies", ["before it is named", "before it comes", "after it came"])
+def test_the_run_begins_without_founders_that_die_before(dies, caplog):
+    async def run():
+        host = referee_host.RefereeHost(late_secs=10.0, busy_secs=30.0)
+        if dies == "before it is named":
+            await host.gone(B, "was killed")
+        await host.found([A, B, C])
+        await host.call(C, 4, ("begins", C, 4), waits=False)
+        if dies == "after it came":
+            await host.call(B, 4, ("begins", B, 4), waits=False)
+        if dies != "before it is named":
+            await host.gone(B, "was killed")
+        await host.call(NEW, None, ("joins", NEW), waits=False)  # before it has begun
+        answer = await host.call(A, 4, ("begins", A, 4))
+        assert answer.order.kind == "apply"
+        assert answer.order.what.members == (A, C)
+        assert (await host.call(B, 4)).order.kind == "leave"
+        for event in (("ready", 5, "", []), ("has", 5, 0)):
+            for member in (A, C):
+                await host.call(member, 5, (event[0], member, *event[1:]), waits=False)
+        view = (await host.call(A, 5)).order.what
+        assert (view.round_index, view.joining) == (5, (NEW,))
+
+    asyncio.run(run())
+
+
+def test_a_newcomer_is_not_the_first_where_no_founder_is_left():
+    class Carrier:
+        def call(self, method, *args):
+            if method == "enter":
+                return (), "run"
+            raise SystemExit  # of the thread that beats
+
+    client = membership.MembershipClient(Carrier(), Member(1, 7), seats=4, communicator=None)
+    assert (client.is_newcomer, client.is_first) == (True, False)
+
+
+def test_who_leads_is_busy_while_it_writes_the_end_of_a_run(tmp_path, monkeypatch):
+    """Else the others would leave it out, whose patience may be short."""
+    phases, at_end = [], []
+    at, finish = heartbeats.Heartbeats.at, workdir.Recorder.finish
+
+    def noted(self, phase, *given):
+        phases.append(phase)
+        at(self, phase, *given)
+
+    def finished(*given):
+        at_end.append(phases[-1])
+        return finish(*given)
+
+    monkeypatch.setattr(heartbeats.Heartbeats, "at", noted)
+    monkeypatch.setattr(workdir.Recorder, "finish", finished)
+    elastic_program.fit(epochs=1, workdir=str(tmp_path))
+    assert [phase in heartbeats.OWN_WORK for phase in at_end] == [True]
