@@ -131,7 +131,9 @@ class Elastic(communicator_lib.Communicator):
             while (order := roster.call(number, event, failed=failed)).kind != "apply":
                 wait.check()
                 event = failed = None
-                if order.kind in ("take", "gather"):
+                if order.kind == "over":  # a newcomer cannot know that the last round is done
+                    roster.end_over()
+                elif order.kind in ("take", "gather"):
                     attempt, members, *_, where = order.what
                     if order.kind == "gather":
                         done = sums.gather(members, where, (number, attempt))
@@ -210,7 +212,7 @@ class Elastic(communicator_lib.Communicator):
                 wait.check()
                 event = failed = None
                 if order.kind == "over":
-                    roster.end(membership_lib.REMOVED, "came when the run had ended")
+                    roster.end_over()
                 elif order.kind == "lack":
                     event = ("lacks", roster.own, order.what)
                 elif order.kind == "receive":

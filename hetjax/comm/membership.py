@@ -138,6 +138,10 @@ class MembershipClient(stall_reporter.Roster):
             self.end(REMOVED, "leaves, as it was asked to")
         self.end(LEFT_OUT, f"{how} and is left out; it begins anew")
 
+    def end_over(self) -> NoReturn:
+        """Ends this newcomer, whose run is over."""
+        self.end(REMOVED, "came when the run had ended")
+
     def end_guest(self, words: str) -> None:
         if self.is_guest:
             self.end(REMOVED, f"{words}, before it had joined; the others go on")

@@ -111,9 +111,6 @@ class RefereeHost:
 
     def _step(self, event: tuple[Any, ...]) -> None:
         kind, member, *given = event
-        if self._state is None and kind == "finished":  # all was done before, also for the others
-            self._came = dict.fromkeys(self._founders, referee.FIRST)
-            self._begin_when_all_came()
         if self._state is None:
             if kind == "begins":
                 self._came[member] = given[0]

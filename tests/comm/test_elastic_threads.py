@@ -138,6 +138,17 @@ def test_a_newcomer_takes_a_sum_before_it_contributes(kind, begun):
     assert NEW in views[first - 1].joining
 
 
+def test_a_newcomer_that_gets_the_state_of_a_run_that_ends_leaves(begun):
+    """It cannot know yet that the others do no further round."""
+    founder = Member(0, 0)
+    run, futures = begun({founder: Fault("loses", "before", "ready", 0, (NEW, "joins"))}, 1)
+    run.ends_at = 0
+    with pytest.raises(EndedError, match="came when the run had ended"):
+        run.start(NEW).result(60)
+    futures[founder].result(60)
+    assert list(run.told[founder]) == [0]
+
+
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_where_its_donor_dies_another_hands_the_state(when, begun):
     run, futures = begun({Member(0, 0): Fault("dies", when, "donated")})
