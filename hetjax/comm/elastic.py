@@ -8,6 +8,8 @@ A round of theirs (`comm/referee.py`):
    has the sum. Where another dies meanwhile, it hears of another attempt without that one.
 3. When all that live have the sum, the round is decided: each goes on with it (`total`).
 
+On one machine, where contributions outlive their members, 3 comes before 2.
+
 A newcomer is handed the state in which a round begins. It takes the sum of that round as the others
 do, and computes from the next round on.
 """

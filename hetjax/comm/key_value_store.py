@@ -1,7 +1,7 @@
 """Small values that all processes of a run see.
 
 They lie in the coordination service of `jax.distributed`. Where each process has a JAX of its own,
-a `FileStore` is in its place.
+the host of their referee has them (`carrier.HostStore`).
 """
 
 import contextlib

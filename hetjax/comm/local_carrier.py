@@ -1,8 +1,8 @@
 """Reaches the referee of a run on one machine by a socket, and moves arrays by shared memory.
 
 The launcher has the referee's host in a thread (`Server`). A member writes what it puts up into
-files in memory that the others map. It writes them anew when the round is decided: by then all who
-are members have read them, and what others read does not count.
+files in memory that the others map, and that outlive it. It writes them anew when the round after
+is decided: by then all who are members have read them, and what others read does not count.
 """
 
 import asyncio

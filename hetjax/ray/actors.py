@@ -53,15 +53,11 @@ class Worker:
         return _ran(
             train_fn,
             lambda: joining.join(own, size, address),
-            lambda result: without_state(result) if own == 0 else None,
+            lambda result: _without_state(result) if own == 0 else None,
         )
 
     def run_elastic(
-        self,
-        train_fn: Callable[[], Any],
-        host: Any,
-        own: Member,
-        seats: int,
+        self, train_fn: Callable[[], Any], host: Any, own: Member, seats: int
     ) -> tuple[tuple[str, Any], Any]:
         """The same of a member of an elastic run: how it ended, with whether it took part and
         whether it leads, or in words why; and what the function returned."""
@@ -70,7 +66,7 @@ class Worker:
             to_host, own, seats=seats, communicator=elastic.Elastic
         )
         try:
-            kind, value = _ran(train_fn, lambda: joining.join_elastic(roster), without_state)
+            kind, value = _ran(train_fn, lambda: joining.join_elastic(roster), _without_state)
         finally:
             roster.has_returned = True
         if kind == "lost":
@@ -98,7 +94,7 @@ def _ran(
     return "done", kept(result)
 
 
-def without_state(result: Any) -> Any:
+def _without_state(result: Any) -> Any:
     """A result of `fit` without its state, which lies on the devices of all processes."""
     from hetjax.records import results
 
@@ -187,7 +183,9 @@ class Workers:
         if not self._running:
             return
         logger.info("Ctrl-C: ending after this round; once more to stop at once")
-        send_signal(self._places[0], signal.SIGTERM)
+        pid, node, *_ = self._places[0]
+        send = ray.remote(lambda: os.kill(pid, signal.SIGTERM))
+        send.options(num_cpus=0, scheduling_strategy=on_node(node)).remote()
         ray.wait(list(self._running), num_returns=len(self._running), timeout=_SAVING_SECS)
 
     def kill(self) -> None:
@@ -222,15 +220,6 @@ def on_node(node: str) -> Any:
     from ray.util import scheduling_strategies
 
     return scheduling_strategies.NodeAffinitySchedulingStrategy(node, soft=False)
-
-
-def send_signal(place: tuple[int, str, str, bool], number: signal.Signals) -> None:
-    """Sends a signal to a worker's process; `place` is what it told."""
-    import ray
-
-    pid, node, *_ = place
-    send = ray.remote(lambda: os.kill(pid, number))
-    send.options(num_cpus=0, scheduling_strategy=on_node(node)).remote()
 
 
 def end_of(call: Any, worker: int) -> End:
