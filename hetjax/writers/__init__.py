@@ -13,7 +13,7 @@ process 0 has writers. No tracker is imported before a run begins.
 
 from collections.abc import Callable, Iterable
 
-from hetjax import messages, parts
+from hetjax import messages
 from hetjax.writers.background import sending as sending
 from hetjax.writers.csv_file import csv as csv
 from hetjax.writers.mlflow_store import mlflow as mlflow
@@ -24,7 +24,9 @@ from hetjax.writers.records import Writer as Writer
 from hetjax.writers.tensorboard_events import tensorboard as tensorboard
 from hetjax.writers.weights_and_biases import wandb as wandb
 
-WRITERS: dict[str, Callable[..., Writer]] = parts.by_name(tensorboard, wandb, mlflow, csv)
+WRITERS: dict[str, Callable[..., Writer]] = {
+    factory.__name__: factory for factory in (tensorboard, wandb, mlflow, csv)
+}
 """The factories, by the names that `--config.writers=…` takes."""
 
 
