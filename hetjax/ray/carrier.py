@@ -9,6 +9,7 @@ from hetjax.comm import carrier
 
 _ANSWER_SECS = 10.0  # for an answer; the referee's own waits are shorter
 _SOON_SECS = 0.05  # in which contributions usually come
+_LOOK_SECS = 0.2  # after which a wait for others looks whether they are still wanted
 
 
 class RayCarrier(carrier.Carrier):
@@ -58,18 +59,17 @@ class RayCarrier(carrier.Carrier):
     ) -> list[np.ndarray] | None:
         import ray
 
-        left, changed = list(handles), None
+        left, changed, secs = list(handles), None, _SOON_SECS
         try:
             while left:
-                if changed is None:
-                    ready, left = ray.wait(left, num_returns=len(left), timeout=_SOON_SECS)
-                else:
-                    ready, _ = ray.wait([*left, changed])
-                    if changed in ready and ray.get(changed):
+                # By itself: a wait for both would hear of no answer until an object is there.
+                _, left = ray.wait(left, num_returns=len(left), timeout=secs)
+                if changed is not None and ray.wait([changed], timeout=0)[0]:
+                    if ray.get(changed):
                         return None
-                    left = [handle for handle in left if handle not in ready]
-                if left and (changed is None or changed in ready):
-                    changed = self._host.changed.remote(*over)
+                    changed = None
+                if left and changed is None:
+                    changed, secs = self._host.changed.remote(*over), _LOOK_SECS
             taken = ray.get(list(handles))
         except ray.exceptions.RayError:
             return None  # who had put it up is gone, or the referee is
