@@ -28,6 +28,10 @@ class Carrier(Protocol):
     def call(self, method: str, *args: Any) -> Any:
         """What a method of `RefereeHost` returns."""
 
+    def room(self, num_bytes: int) -> np.ndarray:
+        """Memory, u8[num_bytes], to write into what is put up next: then it is copied less."""
+        return np.empty(num_bytes, np.uint8)
+
     def put(self, piece: np.ndarray) -> Any:
         """Puts up an array, until `let_go`; it may die with this process. Returns a handle."""
 

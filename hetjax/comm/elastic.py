@@ -127,7 +127,7 @@ class Elastic(communicator_lib.Communicator):
         if roster.own in roster.members:  # else it has just got the state
             device = zlib.crc32(self.mesh.devices[0].device_kind.encode())
             told = referee_host.Told(messages.tobytes(), device, digest(self._point))
-            event = ("ready", roster.own, number, told, sums.put(), sums.cost)
+            event = ("ready", roster.own, number, told, sums.put(), sums.cost(messages))
         failed: tuple[int, int] | None = None
         with blocking_waits.Wait("end the round", roster.others) as wait:
             while (order := roster.call(number, event, failed=failed)).kind != "apply":
@@ -150,7 +150,7 @@ class Elastic(communicator_lib.Communicator):
                     if order.kind == "read":
                         done = sums.read(where, (number, 0))
                     else:
-                        done = sums.add(view.sum, where, (number, 0), whole=True)
+                        done = sums.add(view.sum, where, (number, 0), for_all=for_all)
                     summed = (
                         ("summed", roster.own, number, sums.put_sum()) if any(for_all) else None
                     )
@@ -277,16 +277,20 @@ class ElasticSums(shared_sums.PackedSums):
         self._communicator = communicator
         self._own = np.zeros(0, self._dtype)  # what this process contributes
         self._sum = self._own  # of all, once it is there
-        self._secs = 0.0  # of this process between its last two local phases
         self.is_posted = False  # for the round that goes on
         self._totals: list[np.ndarray] = []  # of two rounds in turn: JAX reads one where it lies
 
     def post(self, contributed: types.Contribution) -> None:
-        self._own, self.is_posted = np.concatenate(self._packed(contributed)), True
+        parts, self.is_posted = self._packed(contributed), True
+        self._own = np.concatenate(parts, out=self._room())
         if not self._totals or self._totals[0].size != self._own.size:
             self._totals = [self._new_vector(), self._new_vector()]
         self._totals.reverse()
         self._sum = self._totals[0]
+
+    def _room(self) -> np.ndarray:
+        """For what is put up next, which then is not copied."""
+        return self._communicator.roster.room(self.num_bytes).view(self._dtype)
 
     @property
     def _parts(self) -> list[slice]:
@@ -297,10 +301,11 @@ class ElasticSums(shared_sums.PackedSums):
         ends = [size * k // count for k in range(count + 1)]
         return list(map(slice, ends[:-1], ends[1:]))
 
-    @property
-    def cost(self) -> float | None:
+    def cost(self, messages: np.ndarray) -> float | None:
         """Of the time of this process, where one adds for all; None: each adds a small sum."""
-        return None if self.num_bytes <= WHOLE_BYTES else self._secs
+        if self.num_bytes <= WHOLE_BYTES:
+            return None
+        return float(messages["host_secs"][0]) or np.inf  # 0: not known yet
 
     def put(self) -> list[Any]:
         """Puts up what was posted, in pieces."""
@@ -322,7 +327,7 @@ class ElasticSums(shared_sums.PackedSums):
         put: Sequence[list[Any]],
         over: tuple[int, int],
         *,
-        whole: bool = False,
+        for_all: Sequence[bool] = (),
     ) -> tuple[Any, ...] | None:
         """Adds up what the members have put up, in their order: all of it, or this one's slice.
 
@@ -330,15 +335,18 @@ class ElasticSums(shared_sums.PackedSums):
             members: of the sum.
             put: by each of them.
             over: (round, attempt).
+            for_all: of a round that is decided: (whether the others read what this one adds,).
 
         Returns:
             What to tell: `("has",)`, or `("added", slice)`; None where something was not there.
         """
         parts, roster = self._parts, self._communicator.roster
+        if any(for_all):
+            self._sum = self._room()
         total, own = self._sum, roster.own
         if not members:  # newcomers alone have the state
             total[:] = 0
-        whole = whole or len(parts) == 1
+        whole = bool(for_all) or len(parts) == 1
         mine = range(len(parts)) if whole else _slice(own, members, len(parts))
         for number in mine if members else ():
             others = [p[number] for m, p in zip(members, put, strict=True) if m != own]
@@ -368,7 +376,6 @@ class ElasticSums(shared_sums.PackedSums):
         self.is_posted = False
         if self._communicator.is_warm_up:
             return self._unpacked(contributed, self._own)
-        self._secs = float(host_secs[self._communicator.roster.own.rank])
         return self._unpacked(contributed, self._sum)
 
 

@@ -98,6 +98,7 @@ class LocalCarrier(carrier_lib.Carrier):
         self._read: list[tuple[str, np.ndarray]] = []  # and for the round before
         self._mapped: dict[str, np.ndarray] = {}  # those of others
         self._num_files = 0
+        self._room: tuple[str, np.ndarray] = "", np.zeros(0, np.uint8)  # not put up yet
 
     def call(self, method: str, *args: Any) -> Any:
         asked = pickle.dumps((method, args))
@@ -132,14 +133,23 @@ class LocalCarrier(carrier_lib.Carrier):
             parts += part
         return bytes(parts)
 
+    def room(self, num_bytes: int) -> np.ndarray:
+        name, memory = self._room
+        if not name or memory.size != num_bytes:
+            self._free += [self._room] if name else []
+            fits = (k for k, (_, memory) in enumerate(self._free) if memory.size == num_bytes)
+            place = next(fits, None)
+            self._room = self._new(num_bytes) if place is None else self._free.pop(place)
+        return self._room[1]
+
     def put(self, piece: np.ndarray) -> Any:
         flat = piece.reshape(-1).view(np.uint8)
-        fits = (k for k, (_, memory) in enumerate(self._free) if memory.size == flat.size)
-        place = next(fits, None)
-        name, memory = self._new(flat.size) if place is None else self._free.pop(place)
-        np.copyto(memory, flat)
-        self._used.append((name, memory))
-        return name, flat.size, str(piece.dtype)
+        memory = self.room(flat.size)
+        if flat.ctypes.data != memory.ctypes.data:
+            np.copyto(memory, flat)
+        put, self._room = self._room, ("", memory[:0])
+        self._used.append(put)
+        return put[0], flat.size, str(piece.dtype)
 
     def _new(self, num_bytes: int) -> tuple[str, np.ndarray]:
         name = f"{PIECE}.{self._incarnation}.{self._num_files}"

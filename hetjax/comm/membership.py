@@ -219,6 +219,10 @@ class MembershipClient(stall_reporter.Roster):
         except carrier_lib.LostRefereeError as error:
             self.end(LOST, f"has lost its node: {error}")
 
+    def room(self, num_bytes: int) -> np.ndarray:
+        """As of the carrier."""
+        return self._carrier.room(num_bytes)
+
     def take(self, handles: Sequence[Any], over: tuple[int, int]) -> list[np.ndarray] | None:
         """The same; while something comes this process is not late."""
         try:
