@@ -19,7 +19,7 @@ from hetjax.comm.referee import Member
 
 LIKE = {"w": jnp.zeros((5, 4)), "b": jnp.zeros(3)}
 SIZE, STATES = 23, 2  # numbers of a contribution; of a change of the model's state
-MESSAGE = np.dtype([("of", np.int64), ("ends", np.int64)])
+MESSAGE = np.dtype([("of", np.int64), ("ends", np.int64), ("host_secs", np.float64)])
 
 
 class DeadError(SystemExit):
@@ -112,7 +112,7 @@ class Run:
         return total
 
 
-class Carrier:
+class Carrier(carrier.Carrier):
     """As `comm.carrier` has it.
 
     Args:
@@ -203,7 +203,7 @@ def train(run: Run, own: Member, seats: int = 4) -> None:
         member.begins(number, jnp.asarray(state))
         kind.post(given := contributed(numbers, mesh))
         ends = number is not None and number >= run.ends_at
-        heard = member.allgather(np.array([(own.incarnation, ends)], MESSAGE))
+        heard = member.allgather(np.array([(own.incarnation, ends, 1.0 + own.rank)], MESSAGE))
         return heard, _flat(kind.total(given, np.zeros(seats)))
 
     numbers = run.contribution(own, 0)
