@@ -20,7 +20,7 @@ from hetjax.records import checkpoint_manager, workdir
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 
-MESSAGE = np.array([(1,)], [("x", np.int64)])
+MESSAGE = np.array([(1, 0.0)], [("x", np.int64), ("host_secs", np.float64)])
 
 
 class Reached:
