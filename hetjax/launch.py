@@ -128,10 +128,9 @@ def _read_cpus(text: str, num_workers: int) -> tuple[float, ...]:
 def _check(options: supervisor.Options) -> None:
     if options.num_workers < 1:
         raise ValueError(f"--workers={options.num_workers}: must be 1 or more")
-    if options.max_workers and not options.is_apart:
-        raise ValueError(f"--max_workers={options.max_workers}: needs --runtime=apart")
-    if options.late_secs and not options.is_apart:
-        raise ValueError(f"--late_secs={options.late_secs:g}: needs --runtime=apart")
+    for name in ("max_workers", "late_secs"):
+        if getattr(options, name) and not options.is_apart:
+            raise ValueError(f"--{name}={getattr(options, name):g}: needs --runtime=apart")
     if 0 < options.max_workers < options.num_workers:
         raise ValueError(f"--max_workers={options.max_workers}: must be at least --workers")
     if options.is_apart:

@@ -56,6 +56,13 @@ class Placement:
         """Of the arrays of the training state: a row a worker, in a run apart one's own alone."""
         return len(self.devices) if self.mesh is None else self.mesh.size
 
+    def rows(self, tree: types.PyTree) -> list[types.PyTree]:
+        """The rows `[1, ...]` of this process's workers, each on its worker's device."""
+        if self.mesh is not None:
+            return worker_rows(tree)
+        rows = _sliced(tree, len(self.devices))
+        return [jax.device_put(row, device) for row, device in zip(rows, self.devices, strict=True)]
+
     @property
     def own_device(self) -> jax.Device:
         """Of this process's first worker."""
@@ -194,8 +201,10 @@ def _devices_on(platform: str) -> list[jax.Device]:
 
 
 @functools.cache
-def worker_sharding(mesh: Mesh) -> NamedSharding:
-    """Leading axis over the workers."""
+def worker_sharding(mesh: Mesh | None) -> jax.sharding.Sharding:
+    """Leading axis over the workers; without a mesh all rows on the first device."""
+    if mesh is None:
+        return jax.sharding.SingleDeviceSharding(jax.devices()[0])
     return NamedSharding(mesh, P(WORKER_AXIS))
 
 
@@ -236,14 +245,11 @@ def place(tree: types.PyTree, mesh: Mesh | None) -> types.PyTree:
     Without a mesh all rows go to the first device, and stay there. Else JAX would compile a
     program twice: for arrays that may be moved, and for those made of examples, which may not.
     """
-    if mesh is None:
-        return jax.device_put(tree, jax.devices()[0])
-    workers = own_workers(mesh)
-    if len(workers) == mesh.size:
+    if mesh is None or len(own_workers(mesh)) == mesh.size:
         return jax.device_put(tree, worker_sharding(mesh))
     rows = [
         jax.device_put(jax.tree.map(lambda leaf, w=w: leaf[w : w + 1], tree), mesh.devices[w])
-        for w in workers
+        for w in own_workers(mesh)
     ]
     return join_rows(rows, mesh)
 
@@ -288,12 +294,6 @@ def worker_rows(tree: types.PyTree) -> list[types.PyTree]:
 def _sliced(tree: types.PyTree, num_workers: int) -> list[types.PyTree]:
     """The rows `[1, ...]` of workers that share a device: copies."""
     return [jax.tree.map(lambda leaf, w=w: leaf[w : w + 1], tree) for w in range(num_workers)]
-
-
-def rows_on(tree: types.PyTree, devices: Sequence[jax.Device]) -> list[types.PyTree]:
-    """The rows `[1, ...]` of workers whose arrays lie on one device, each on its worker's own."""
-    rows = _sliced(tree, len(devices))
-    return [jax.device_put(row, device) for row, device in zip(rows, devices, strict=True)]
 
 
 def join_rows(rows: Sequence[types.PyTree], mesh: Mesh | None) -> types.PyTree:

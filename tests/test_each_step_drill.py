@@ -14,7 +14,7 @@ from experiments.drills import each_step, each_step_run, each_step_worker
 from hetjax import mesh
 from hetjax import types as hetjax_types
 from hetjax.checkpoints import files as checkpoint_files
-from hetjax.comm import elastic, local_carrier, membership, referee_host
+from hetjax.comm import elastic, local_carrier, membership, referee_host, shared_sums
 from hetjax.comm.referee import Member
 from hetjax.records import checkpoint_manager, workdir
 
@@ -77,17 +77,15 @@ def run(tmp_path, monkeypatch):
 
     def come(seat):
         carrier = Carrier(tmp_path, seat)
-        client = membership.MembershipClient(
-            carrier, Member(seat, seat), seats=4, communicator=elastic.Elastic
-        )
-        member = client.communicator(mesh.make_worker_mesh(1))
+        client = membership.MembershipClient(carrier, Member(seat, seat), seats=4)
+        member = elastic.Elastic(client, mesh.make_worker_mesh(1))
         return member, member.sums(jnp.zeros(2))
 
     with concurrent.futures.ThreadPoolExecutor(5) as threads:
 
         def rounds(members, number):
             found = list(threads.map(lambda each: a_round(*each, number), members))
-            assert all(total == len(m.roster.adopted.sum) for m, total, _ in found)
+            assert all(total == len(m.roster.last.sum) for m, total, _ in found)
             return next((member for member, _, donates in found if donates), None)
 
         members, state = list(threads.map(come, range(3))), types.SimpleNamespace(rounds_done=0)
@@ -119,7 +117,7 @@ def test_every_step_of_a_round_is_told_by_a_worker(run, monkeypatch):
     assert run.takes.result()[0].keys() == {"a", "b"}
     everyone = [*run.members, run.newcomer]
     for number, most in enumerate((1 << 20, 1 << 20, 0), run.number):
-        monkeypatch.setattr(elastic, "WHOLE_BYTES", most)
+        monkeypatch.setattr(shared_sums, "WHOLE_BYTES", most)
         run.rounds(everyone, number)
     others = [m for m, _ in everyone if m is not run.donor]
     waiting = [run.threads.submit(other.outlives_leader) for other in others]

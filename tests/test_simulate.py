@@ -7,7 +7,7 @@ import pytest
 
 from hetjax import quota, simulate
 from hetjax.cluster import emulate
-from hetjax.topology import gossip, graphs, links, named
+from hetjax.topology import gossip, graphs, links
 from tests.rounds import problems
 
 LINK = links.LinkModel(0.25, 1000.0)
@@ -135,7 +135,7 @@ def cases(draw):
         "quorum": {"quorum": int(rng.integers(1, budget + 1))},
         "deadline": {"deadline_secs": float(rng.exponential(6))},
     }.get(gate, {})
-    graph = {} if reducer in summing else {"graph": named.make_graph(name, num_workers)}
+    graph = {} if reducer in summing else {"graph": graphs.make_graph(name, num_workers)}
     policy = draw(st.sampled_from(list(quota.POLICIES)))
     made = quota.static(1 / secs) if policy == "static" else quota.POLICIES[policy]()
     return made, cluster, {

@@ -77,7 +77,7 @@ def cases() -> list[Case]:
         *((step, "leader", 0, False) for step in _OF_LEADER),
         *((step, role, -1, False) for step in _around("begins") for role in ROLES[:2]),
         *((step, "leader", 1, False) for step in _around("finished")),
-        *((step, "other", 1, False) for step in _around("ended")),
+        *((step, "other", 1, False) for step in _around("ends")),
         *((step, role, 0, False) for role, steps in _OF_LARGE.items() for step in steps),
     ]
     by_workers = (Case(s, role, kind, at, of) for s, role, at, of in reached for kind in KINDS)

@@ -225,7 +225,7 @@ def _wrap_member(worker: Any, around: Callable[..., Any], here: _Here) -> None:
         worker.note("ends", code, words)
         inner(self, code, words)
 
-    @around(elastic.ElasticSums, "read")
+    @around(shared_sums.ElasticSums, "read")
     def _(inner: Any, *args: Any) -> Any:
         here.take = "read"
         found = inner(*args)
@@ -248,7 +248,7 @@ def _wrap_member(worker: Any, around: Callable[..., Any], here: _Here) -> None:
     def _(inner: Any, self: Any, messages: Any) -> Any:
         found = inner(self, messages)
         if not self.is_warm_up:
-            view = self.roster.adopted
+            view = self.roster.last
             starts = [[m.incarnation for m in group] for group in (view.members, view.sum)]
             worker.note("view", view.round_index, *starts)
             worker.reach("round: decided")
@@ -300,7 +300,7 @@ def main(directory: pathlib.Path, life: int = 0) -> None:
     jax.config.update("jax_enable_x64", True)
     wrap(Worker(directory, life))
     if (directory / ONE_ADDS).exists():
-        elastic.WHOLE_BYTES = 0
+        shared_sums.WHOLE_BYTES = 0
     hetjax.join_processes()
     over = directory / "over"
     result = fit(

@@ -20,11 +20,3 @@ State across examples is that of a `hetjax.StatefulLoss`. A model that changes o
 it is called, trained ones among them, is refused; this is checked whenever its loss is traced
 (`forwarding`). `fits` checks what the adapters get.
 """
-
-from hetjax.adapters.linen import linen_loss as linen_loss
-from hetjax.adapters.linen import linen_metrics as linen_metrics
-from hetjax.adapters.linen import linen_variables as linen_variables
-from hetjax.adapters.nnx import nnx_loss as nnx_loss
-from hetjax.adapters.nnx import nnx_metrics as nnx_metrics
-from hetjax.adapters.nnx import nnx_model as nnx_model
-from hetjax.adapters.per_example import per_example as per_example

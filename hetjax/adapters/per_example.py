@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -13,10 +12,8 @@ from hetjax import executor
 from hetjax.adapters import fits
 from hetjax.losses import named as named_lib
 
-OneExampleLoss = Callable[[Any, Any, jax.Array], Any]
 
-
-def per_example(one_example_loss: OneExampleLoss) -> Callable[[Any, Any, jax.Array], Any]:
+def per_example(one_example_loss: fits.LossFn) -> fits.LossFn:
     """The loss of a microbatch from that of one example: `jax.vmap` over the examples.
 
     In it no example can depend on another. So `fit` does not check that (`loss_over`), not

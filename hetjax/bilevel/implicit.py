@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from hetjax import parts
-from hetjax.bilevel import diagnosis, machine, solvers, vectors
+from hetjax.bilevel import diagnosis, machine, solvers, trajectory, vectors
 from hetjax.bilevel import lower as lower_lib
 from hetjax.bilevel.problem import LOWER, UPPER, Answer, At, Kind, What
 from hetjax.types import PyTree
@@ -81,7 +81,7 @@ def implicit(
     parts.integer(at_least=least).check("implicit: num_steps", num_steps)
     parts.number(above=0.0).check("implicit: fd_step", fd_step)
     distance = fd_step if cross == "fd" else None
-    made = _Implicit(lower, num_steps, solve, distance, warm and solve.warm is not None)
+    made = _Implicit(lower, num_steps, solve, distance, solve.warm if warm else None)
     return machine.Estimator(made.begin, made.program, made.end, needs_all=_NEEDS_ALL)
 
 
@@ -92,7 +92,7 @@ class _Implicit(NamedTuple):
     num_steps: int
     solve: solvers.Solver
     fd_step: float | None  # None: exact cross products
-    warm: bool
+    warm: Callable[[solvers.Solving, PyTree], solvers.Solving] | None  # None: it begins anew
 
     def begin(self, x: PyTree, y: PyTree, state: machine.State | None) -> Implied:
         zero = jnp.zeros((), jnp.int32)
@@ -115,17 +115,15 @@ class _Implicit(NamedTuple):
         )
 
     def program(self, x: PyTree) -> tuple[machine.Step, ...]:
-        step = (
-            machine.Ask(What(Kind.GRADIENT, LOWER, is_new=True), _at_step, _take_gradient),
-            machine.Then(self.made),
-        )
+        take = functools.partial(trajectory.take_gradient, 0)
+        ask = machine.Ask(What(Kind.GRADIENT, LOWER, is_new=True), trajectory.at_step, take)
         what = What(Kind.GRADIENT, UPPER, ("x", "y"), is_new=True)
         upper = machine.Ask(what, lambda carry: At(carry.x, carry.y), self.take_upper)
-        first = (machine.Repeat(self.num_steps, step), upper)
+        first = (machine.Repeat(self.num_steps, (ask, machine.Then(self.made))), upper)
         match self.solve.kind:
             case "rank_one":
                 what = What(Kind.GRADIENT, LOWER, ("x", "y"), is_new=True)
-                return (*first, machine.Ask(what, _at_step, self.take_rank_one))
+                return (*first, machine.Ask(what, trajectory.at_step, self.take_rank_one))
             case "optimizer":
                 return (*first, machine.Then(self.pulled), *self.cross(is_new=True))
             case _:
@@ -143,8 +141,7 @@ class _Implicit(NamedTuple):
 
         first, num_others = self.solve.take, self.solve.num_products - 1
         if self.warm:
-            assert self.solve.warm is not None
-            first, num_others = self.solve.warm, self.solve.num_products
+            first, num_others = self.warm, self.solve.num_products
         if num_others < 0:
             return ()
         others = machine.Repeat(num_others, (product(self.solve.take, is_new=False),))
@@ -225,18 +222,6 @@ class _Implicit(NamedTuple):
         return machine.Result(carry.grad_x, state, info)
 
 
-def _at_step(carry: Implied) -> At:
-    """On the step's own batch; after the steps, on the next one."""
-    return At(carry.x, carry.y, carry.k)
-
-
 def _along(which: str) -> Callable[[Implied], At]:
     """At the last step, along a vector of the linear system."""
-    return lambda carry: _at_step(carry)._replace(vector=getattr(carry.solving, which))
-
-
-def _take_gradient(carry: Implied, answer: Answer) -> Implied:
-    return carry._replace(
-        gradients=(vectors.like(answer.y, carry.y),),
-        lower_loss=answer.loss.astype(carry.loss.dtype),
-    )
+    return lambda carry: trajectory.at_step(carry)._replace(vector=getattr(carry.solving, which))

@@ -15,12 +15,11 @@ from typing import Any, NamedTuple
 import jax
 import optax
 
-from hetjax.bilevel import lower as lower_lib
 from hetjax.bilevel import machine
-from hetjax.bilevel import problem as problem_lib
 from hetjax.bilevel.implicit import implicit
-from hetjax.bilevel.lower import aggregate, descent
+from hetjax.bilevel.lower import Optimizer, aggregate, descent
 from hetjax.bilevel.multipliers import Multiplier, barrier, dynamic, exterior, growing, ramp
+from hetjax.bilevel.problem import Cost
 from hetjax.bilevel.solvers import cg, neumann, one_step, rank_one, scaled
 from hetjax.bilevel.trajectory import Learned
 from hetjax.bilevel.unroll import unroll
@@ -37,7 +36,7 @@ class Recipe(NamedTuple):
     assumes: str  # what its paper assumes of the lower level, for what it proves
     learns_start: bool = False  # x is a `Learned`
 
-    def cost(self, tx: lower_lib.Optimizer, num_steps: int, x: PyTree) -> problem_lib.Cost:
+    def cost(self, tx: Optimizer, num_steps: int, x: PyTree) -> Cost:
         """The cost of one hypergradient with the usual numbers; in forward mode it depends on x.
 
         Args:
@@ -246,7 +245,7 @@ RECIPES: dict[str, Recipe] = {
 }
 
 
-def table(tx: lower_lib.Optimizer, num_steps: int, x: PyTree, *, start: Any = None) -> str:
+def table(tx: Optimizer, num_steps: int, x: PyTree, *, start: Any = None) -> str:
     """What each recipe asks for in one hypergradient, as Markdown, counted in its program.
 
     Args:

@@ -1,4 +1,7 @@
-"""What an unrolled estimator carries, where it asks, and what it does with the answers."""
+"""What an unrolled estimator carries, where it asks, and what it does with the answers.
+
+`implicit` asks for its lower steps as here.
+"""
 
 from typing import Any, NamedTuple
 
@@ -62,7 +65,7 @@ class Trajectory(NamedTuple):
     turn: jax.Array  # i32[]: hypergradients before this one
 
 
-def at_step(carry: Trajectory) -> At:
+def at_step(carry: PyTree) -> At:
     """Where a step asks: step k takes the k-th batch of each of its levels."""
     return At(carry.x, carry.y, carry.k)
 
@@ -71,7 +74,7 @@ def tangents_at(carry: Trajectory) -> At:
     return at_step(carry)._replace(tangents=(carry.tangents.x, carry.tangents.y))
 
 
-def take_gradient(index: int, carry: Trajectory, answer: Answer) -> Trajectory:
+def take_gradient(index: int, carry: PyTree, answer: Answer) -> PyTree:
     """Keeps a gradient of a step; they are in the order of its levels, the lower one last."""
     carry = carry._replace(gradients=_with(carry.gradients, index, answer.y))
     if index < len(carry.gradients) - 1 or isinstance(answer.loss, tuple):

@@ -12,11 +12,12 @@ from hetjax.bilevel import forwards, machine, reverse
 from hetjax.bilevel import lower as lower_lib
 
 _NEEDS_ALL = "the way back goes through the steps as all workers made them"
-_OPTIONS = {
-    "mode": ("reverse", "forward", "displacement"),
-    "start": ("warm", "cold", "learned"),
-    "pick": ("last", "worst"),
+_MODES = {
+    "reverse": reverse.Reverse,
+    "forward": forwards.Forward,
+    "displacement": forwards.Displaced,
 }
+_OPTIONS = {"mode": tuple(_MODES), "start": ("warm", "cold", "learned"), "pick": ("last", "worst")}
 
 
 def unroll(
@@ -60,12 +61,7 @@ def unroll(
     lower_lib.check(lower, "unroll")
     back = num_steps if back is None else back
     _check(num_steps, back, checkpoint=checkpoint, mode=mode, start=start, pick=pick)
-    kinds = {
-        "forward": forwards.Forward,
-        "displacement": forwards.Displaced,
-        "reverse": reverse.Reverse,
-    }
-    kind = reverse.Checkpointed if checkpoint else kinds[mode]
+    kind = reverse.Checkpointed if checkpoint else _MODES[mode]
     made = kind(lower, num_steps, back, start, pick)
     return machine.Estimator(made.begin, made.program, made.end, needs_all=_NEEDS_ALL)
 

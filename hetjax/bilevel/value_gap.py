@@ -276,14 +276,13 @@ class _ValueGap(NamedTuple):
 
     def moved(self, gap: Gap) -> Gap:
         """Computes a dynamic multiplier from all gradients, and makes the step of y."""
-        if not self.is_dynamic:
+        if (pull := self.multiplier.pull) is None:
             return gap
         of_upper, of_lower = gap.grad_y
         along = vectors.inner(gap.grad_x, gap.grad_gap) + vectors.inner(of_upper, of_lower)
         square = vectors.inner(gap.grad_gap, gap.grad_gap) + vectors.inner(of_lower, of_lower)
-        assert self.multiplier.pull is not None
         share = along / jnp.where(square > 0, square, 1)
-        weight = jnp.where(square > 0, jnp.maximum(self.multiplier.pull - share, 0), 0)
+        weight = jnp.where(square > 0, jnp.maximum(pull - share, 0), 0)
         weight = weight.astype(gap.multiplier.dtype)
         y, opt = self.stepped(gap, gap.y, gap.opt_y, vectors.add(of_upper, of_lower, weight))
         return gap._replace(y=y, opt_y=opt, multiplier=weight)

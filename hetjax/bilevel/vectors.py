@@ -1,6 +1,5 @@
 """Pytrees as vectors: sums, inner products, stacks of them, and the leaves with a derivative."""
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -80,7 +79,7 @@ def _is_float(leaf: jax.Array) -> bool:
 
 
 def size_of(x: PyTree) -> int:
-    return sum(math.prod(jnp.shape(leaf)) for leaf in jax.tree.leaves(x))
+    return sum(map(jnp.size, jax.tree.leaves(x)))
 
 
 def basis(x: PyTree) -> PyTree:

@@ -24,8 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from hetjax import messages
-from hetjax.checkpoints import files as files_lib
-from hetjax.checkpoints import generations
+from hetjax.checkpoints import files, generations
 
 logger = logging.getLogger(__name__)
 
@@ -126,12 +125,12 @@ class Checkpoints:
             self._check_room(sum(array.nbytes for array in arrays.values()))
             partial.mkdir()
             self._on_stage("arrays")
-            (partial / files_lib.ABOUT).write_text(about)
+            (partial / files.ABOUT).write_text(about)
             if arrays:
-                files_lib.write_arrays(partial / files_lib.ARRAYS, arrays)
+                files.write_arrays(partial / files.ARRAYS, arrays)
             self._on_stage("manifest")
-            (partial / files_lib.ABOUT).stat()  # Orbax makes anew what a next leader has put away
-            files_lib.seal(partial, step)
+            (partial / files.ABOUT).stat()  # Orbax makes anew what a next leader has put away
+            files.seal(partial, step)
             self._on_stage("commit")
             if step in generations.readable(self._directory):
                 shutil.rmtree(partial)  # the leader before has written the same
@@ -139,7 +138,7 @@ class Checkpoints:
                 generations.put_away(path, self._scratch)
                 partial.rename(path)
             self.latest = step
-            files_lib.flush(self._directory)
+            files.flush(self._directory)
         except Exception as error:  # Orbax has errors of many types
             shutil.rmtree(partial, ignore_errors=True)
             if self._lead is not None and not self._lead.leads():
@@ -147,7 +146,7 @@ class Checkpoints:
                 return
             raise ValueError(
                 f"checkpoint {step} could not be written to {str(self._directory)!r}: "
-                f"{files_lib.reason(error)}; the checkpoints before it are untouched"
+                f"{files.reason(error)}; the checkpoints before it are untouched"
             ) from error
         self._on_stage("prune")
         self._prune()
@@ -160,7 +159,7 @@ class Checkpoints:
 
     def _prune(self) -> None:
         kept = generations.readable(self._directory)[-self._keep :]
-        for step in set(files_lib.steps(self._directory)) - set(kept):
+        for step in set(files.steps(self._directory)) - set(kept):
             with messages.as_mistake(f"old checkpoint {step} could not be removed: ", OSError):
                 generations.put_away(self._directory / f"{step:08d}", self._scratch)
 
@@ -183,7 +182,7 @@ def newest(directory: str | pathlib.Path, *, mend: bool = True) -> Saved | None:
     directory = pathlib.Path(directory)
     with messages.as_mistake(f"the checkpoints in {str(directory)!r} cannot be read: ", OSError):
         found = generations.readable(directory)
-        for step in set(files_lib.steps(directory)) - set(found):
+        for step in set(files.steps(directory)) - set(found):
             logger.warning(
                 f"checkpoint {step} is not read: a later start of the run began before it"
             )
@@ -191,7 +190,7 @@ def newest(directory: str | pathlib.Path, *, mend: bool = True) -> Saved | None:
             path = directory / f"{step:08d}"
             try:
                 return _read(path)
-            except files_lib.DamageError as damage:
+            except files.DamageError as damage:
                 if mend:
                     _set_aside(path, str(damage))
     return None
@@ -202,9 +201,9 @@ def newest_about(directory: str | pathlib.Path) -> dict[str, Any] | None:
     directory = pathlib.Path(directory)
     for step in reversed(generations.readable(directory)):
         path = directory / f"{step:08d}"
-        with contextlib.suppress(files_lib.DamageError, OSError):  # `newest` tells of them
-            files_lib.verify(path, only=files_lib.ABOUT)
-            return json.loads((path / files_lib.ABOUT).read_bytes())["about"]
+        with contextlib.suppress(files.DamageError, OSError):  # `newest` tells of them
+            files.verify(path, only=files.ABOUT)
+            return json.loads((path / files.ABOUT).read_bytes())["about"]
     return None
 
 
@@ -215,27 +214,27 @@ def read(directory: str | pathlib.Path, step: int) -> Saved:
         ValueError: it does not exist, or is not whole as this process sees it.
     """
     path = pathlib.Path(directory) / f"{step:08d}"
-    cannot, kinds = f"checkpoint {str(path)!r} cannot be read: ", (files_lib.DamageError, OSError)
+    cannot, kinds = f"checkpoint {str(path)!r} cannot be read: ", (files.DamageError, OSError)
     with messages.as_mistake(cannot, kinds, after="; all processes need to see it"):
         return _read(path)
 
 
 def _read(path: pathlib.Path) -> Saved:
     try:
-        files_lib.verify(path)
-        described = json.loads((path / files_lib.ABOUT).read_bytes())
+        files.verify(path)
+        described = json.loads((path / files.ABOUT).read_bytes())
     except OSError as error:
         if error.errno in _DAMAGE:
-            raise files_lib.DamageError(str(error)) from error
+            raise files.DamageError(str(error)) from error
         raise
     index = {name: (dtype, tuple(shape)) for name, (dtype, shape) in described["arrays"].items()}
     arrays = {n: np.zeros(s, jnp.dtype(d)) for n, (d, s) in index.items() if 0 in s}
     if len(arrays) < len(index):
         # A thread of its own: in a notebook an event loop is already running.
         with futures.ThreadPoolExecutor(1) as thread:
-            arrays |= thread.submit(files_lib.read_arrays, path / files_lib.ARRAYS).result()
+            arrays |= thread.submit(files.read_arrays, path / files.ARRAYS).result()
     if {name: (str(a.dtype), a.shape) for name, a in arrays.items()} != index:
-        raise files_lib.DamageError("the arrays are not those that were saved")
+        raise files.DamageError("the arrays are not those that were saved")
     return Saved(int(path.name), {name: arrays[name] for name in index}, described["about"])
 
 

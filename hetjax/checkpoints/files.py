@@ -31,11 +31,10 @@ class DamageError(Exception):
 
 def steps(directory: pathlib.Path) -> list[int]:
     """The steps of the checkpoints in a directory, whole or not; none if it does not exist."""
-    try:
+    with contextlib.suppress(FileNotFoundError):
         names = [name for name in os.listdir(directory) if name.isascii() and name.isdigit()]
-    except FileNotFoundError:
-        return []
-    return [int(name) for name in names if f"{int(name):08d}" == name]
+        return [int(name) for name in names if f"{int(name):08d}" == name]
+    return []
 
 
 def seal(path: pathlib.Path, step: int) -> None:
@@ -53,13 +52,11 @@ def verify(path: pathlib.Path, only: str | None = None) -> None:
 
     With `only`, it checks that file alone.
     """
-    text = (path / _MANIFEST).read_bytes()
-    try:
+    text, is_whole = (path / _MANIFEST).read_bytes(), False
+    with contextlib.suppress(ValueError, LookupError, TypeError, RecursionError):
         claimed = json.loads(text)
         step, version, files = claimed["step"], claimed["format"], claimed["files"]
         is_whole = text == _manifest(step, files, version)
-    except (ValueError, LookupError, TypeError, RecursionError):
-        is_whole = False
     if not is_whole or step != int(path.name):
         raise DamageError(f"{_MANIFEST} is not what was written")
     if version != _FORMAT:

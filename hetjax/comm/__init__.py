@@ -11,7 +11,7 @@
   `referee_host` holds. `membership` says who takes part, as one process sees it. A `carrier`
   reaches the host and moves arrays; `local_carrier` does so on one machine.
 - `allgather_work` tells all what each did in a round; `socket_allgather` carries it on one machine.
-- `shared_sums` adds up in memory that processes share.
+- `shared_sums` adds up on the host, in memory that processes share, or what they have put up.
 - `broadcast_once` are numbers that one process computes for all.
 
 Bytes, JSON values and arrays go in and out. It knows no round.

@@ -2,8 +2,7 @@
 
 `Collectives` are those of one runtime (Gloo, NCCL, ICI). The processes of `Machines` have a Unix
 socket between every two of a machine and add up in memory that all of them have mapped. Several
-machines use the runtime's collectives for the rest. In a run apart the membership of a process
-makes its own (`elastic`).
+machines use the runtime's collectives for the rest. In a run apart a referee decides (`elastic`).
 """
 
 import collections
@@ -20,7 +19,7 @@ from jax.sharding import PartitionSpec as P
 from hetjax import executor, types
 from hetjax import mesh as mesh_lib
 from hetjax.comm import communicator as communicator_lib
-from hetjax.comm import gpus, join, runtime, shared_sums, socket_allgather
+from hetjax.comm import elastic, gpus, join, runtime, shared_sums, socket_allgather
 from hetjax.comm import key_value_store as store_lib
 from hetjax.liveness import blocking_waits
 
@@ -158,7 +157,7 @@ def make(mesh: Mesh | None, num_workers: int) -> communicator_lib.Communicator:
         num_workers: W.
     """
     if mesh is not None and (membership := runtime.current().membership) is not None:
-        return membership.communicator(mesh)
+        return elastic.Elastic(membership, mesh)
     if mesh is None or len(mesh_lib.own_workers(mesh)) == mesh.size:
         return communicator_lib.Communicator(num_workers)
     machines, processes, own = join.machines(), join.own_machine(), jax.process_index()

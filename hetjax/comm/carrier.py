@@ -4,13 +4,14 @@
 lie with the referee, too (`HostStore`).
 """
 
+import functools
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 
-class Carrier(Protocol):
+class Carrier:
     """Reaches the referee and moves arrays; an engine has one (`hetjax.ray`).
 
     Each method may raise a `LostRefereeError`.
@@ -33,7 +34,7 @@ class Carrier(Protocol):
         return np.empty(num_bytes, np.uint8)
 
     def put(self, piece: np.ndarray) -> Any:
-        """Puts up an array, until `let_go`; it may die with this process. Returns a handle."""
+        """Puts up bytes, u8[n], until `let_go`; they may die with this process. A handle."""
 
     def let_go(self) -> None:
         """The round is decided: nobody takes what was put up before."""
@@ -48,14 +49,15 @@ class Carrier(Protocol):
     def take(
         self, handles: Sequence[Any], over: tuple[int, int], moved: Callable[[int], None]
     ) -> list[np.ndarray] | None:
-        """The arrays, to be read while they are held; None where one is gone, or where this attempt
-        (round, attempt) is over.
+        """The bytes, to be read while they are held; None where some are gone, or where this
+        attempt (round, attempt) is over.
 
         Args:
             handles: of `put`, of any process.
             over: (round, attempt).
             moved: called with the bytes that have come.
         """
+        raise NotImplementedError
 
 
 class LostRefereeError(ConnectionError):
@@ -72,7 +74,7 @@ class LostRefereeError(ConnectionError):
 
 
 class HostStore:
-    """Small values that all members see, with the interface of JAX's client.
+    """Small values that all members see, in place of JAX's client: the host has its methods.
 
     Args:
         ask: gives what a method of `RefereeHost` returns.
@@ -81,25 +83,5 @@ class HostStore:
     def __init__(self, ask: Callable[..., Any]) -> None:
         self._ask = ask
 
-    def key_value_set(self, key: str, text: str, allow_overwrite: bool = False) -> None:
-        if not self._ask("store", "set", key, text, allow_overwrite):
-            raise FileExistsError(key)
-
-    def key_value_try_get(self, key: str) -> str:
-        if (text := self._ask("store", "get", key)) is None:
-            raise KeyError(f"NOT_FOUND: {key}")
-        return text
-
-    def key_value_dir_get(self, prefix: str) -> list[tuple[str, str]]:
-        return self._ask("store", "dir", prefix)
-
-    def blocking_key_value_get(self, key: str, milliseconds: int) -> str:
-        if (text := self._ask("wait_for", key, milliseconds / 1000)) is None:
-            raise TimeoutError(f"DEADLINE_EXCEEDED: {key}")
-        return text
-
-    def key_value_increment(self, key: str, amount: int) -> int:
-        return self._ask("store", "increment", key, amount)
-
-    def key_value_delete(self, key: str) -> None:
-        self._ask("store", "delete", key)
+    def __getattr__(self, method: str) -> Callable[..., Any]:
+        return functools.partial(self._ask, method)

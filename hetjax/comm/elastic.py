@@ -17,7 +17,6 @@ do, and computes from the next round on.
 import logging
 import signal
 import zlib
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -34,9 +33,6 @@ from hetjax.liveness import blocking_waits
 
 logger = logging.getLogger(__name__)
 
-WHOLE_BYTES = 1 << 20  # a sum of more is added in slices
-_PIECES, _MOST_BYTES = 8, 32 << 20  # at least, of what is added in slices; of a piece
-
 
 class Elastic(communicator_lib.Communicator):
     """A member of a run over machines, which has one worker.
@@ -44,6 +40,9 @@ class Elastic(communicator_lib.Communicator):
     Args:
         roster: of this process.
         mesh: of its device.
+
+    Raises:
+        ValueError: this process has taken part in a run.
     """
 
     alone = has_collectives = False
@@ -51,13 +50,18 @@ class Elastic(communicator_lib.Communicator):
     carries_more = True
 
     def __init__(self, roster: membership_lib.MembershipClient, mesh: Mesh) -> None:
+        if roster.is_taken:
+            raise ValueError(
+                "a process of a run apart trains once: put a second fit into a script of its own"
+            )
+        roster.is_taken = True
         super().__init__(roster.num_processes)
         self.roster, self.mesh = roster, mesh
         self.incarnation, self.run_id = roster.incarnation, roster.run_id
         self.process_of = np.arange(roster.num_processes)
         self.is_warm_up = True
         self._point: types.PyTree = None
-        self._sums: list[ElasticSums] = []  # of each kind of rounds
+        self._sums: list[shared_sums.ElasticSums] = []  # of each kind of rounds
         self._handed: Any = None  # the state that lies there for newcomers
 
     @property
@@ -85,7 +89,8 @@ class Elastic(communicator_lib.Communicator):
         if self.joins:
             raise ValueError("fit: only fit takes newcomers into an elastic run; Run has no way to")
         handed = sum(getattr(leaf, "nbytes", 0) for leaf in jax.tree.leaves(state))
-        roster.check_room(sum(each.num_bytes for each in self._sums), handed)
+        sums = sum(each.num_bytes for each in self._sums)
+        roster.carrier.check_room(sums, handed, roster.num_processes)
         before = state.rounds_done - 1
         event = ("begins", roster.own, before)
         with blocking_waits.Wait("begin", roster.others) as wait:
@@ -108,7 +113,7 @@ class Elastic(communicator_lib.Communicator):
         self._tell_changes(view)
         roster.last, self.changes = view, [(m.rank, how) for m, how in view.changes]
         self._handed = None
-        roster.let_go()
+        roster.carrier.let_go()
         return self._spread(messages, {m: told.message for m, told in heard.items()})
 
     def _spread(self, like: np.ndarray, rows: dict[Member, bytes]) -> np.ndarray:
@@ -137,11 +142,8 @@ class Elastic(communicator_lib.Communicator):
                     roster.end_over()
                 elif order.kind in ("take", "gather"):
                     attempt, members, *_, where = order.what
-                    if order.kind == "gather":
-                        done = sums.gather(members, where, (number, attempt))
-                    else:
-                        done = sums.add(members, where, (number, attempt))
-                    if done is None:
+                    do = sums.gather if order.kind == "gather" else sums.add
+                    if (done := do(members, where, (number, attempt))) is None:
                         failed = number, attempt
                     else:
                         event = (done[0], roster.own, number, attempt, *done[1:])
@@ -150,11 +152,10 @@ class Elastic(communicator_lib.Communicator):
                     if order.kind == "read":
                         done = sums.read(where, (number, 0))
                     else:
-                        done = sums.add(view.sum, where, (number, 0), for_all=for_all)
-                    summed = (
-                        ("summed", roster.own, number, sums.put_sum()) if any(for_all) else None
-                    )
-                    roster.call(number, summed, waits=False)  # or it may be another round's
+                        done = sums.add(view.sum, where, (number, 0), for_all=any(for_all))
+                    if any(for_all):
+                        event = ("summed", roster.own, number, sums.put_sum())
+                    roster.call(number, event, waits=False)  # or it may be another round's
                     if done is not None:
                         return view
         return order.what
@@ -186,7 +187,7 @@ class Elastic(communicator_lib.Communicator):
             logger.info(f"round {text}")
 
     def sums(self, like: types.PyTree) -> communicator_lib.Sums:
-        self._sums.append(ElasticSums(self, like))
+        self._sums.append(shared_sums.ElasticSums(self.roster, self.mesh, like))
         return self._sums[-1]
 
     # --- Coming and going ---
@@ -198,9 +199,11 @@ class Elastic(communicator_lib.Communicator):
     def send_state(self, arrays: dict[str, np.ndarray], about: dict[str, Any]) -> None:
         roster, last = self.roster, self.roster.last
         assert last is not None
-        index = {name: (str(array.dtype), array.shape) for name, array in arrays.items()}
-        handles = {name: roster.put(np.asarray(array)) for name, array in arrays.items()}
-        self._handed = about, index, handles, last
+        pieces = {
+            name: (roster.put(np.asarray(array)), str(array.dtype), array.shape)
+            for name, array in arrays.items()
+        }
+        self._handed = about, pieces, last
         roster.call(None, ("donated", roster.own, last.round_index + 1, self._handed), waits=False)
 
     def receive_state(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
@@ -218,9 +221,8 @@ class Elastic(communicator_lib.Communicator):
                 elif order.kind == "lack":
                     event = ("lacks", roster.own, order.what)
                 elif order.kind == "receive":
-                    number, (about, index, handles, view) = order.what
-                    found = self._taken(index, handles, (number, 0))
-                    if found is None:
+                    number, (about, pieces, view) = order.what
+                    if (found := self._taken(pieces, (number, 0))) is None:
                         failed = number, 0
                     else:
                         event = ("holds", roster.own, number)
@@ -228,12 +230,10 @@ class Elastic(communicator_lib.Communicator):
         roster.last = view
         return found, about
 
-    def _taken(
-        self, index: dict[str, Any], handles: dict[str, Any], over: tuple[int, int]
-    ) -> dict[str, np.ndarray] | None:
+    def _taken(self, pieces: dict[str, Any], over: tuple[int, int]) -> dict[str, np.ndarray] | None:
         found = {}
-        for name, (kind, shape) in index.items():
-            if (taken := self.roster.take([handles[name]], over)) is None:
+        for name, (handle, kind, shape) in pieces.items():
+            if (taken := self.roster.take([handle], over)) is None:
                 return None
             found[name] = taken[0].view(jnp.dtype(kind)).reshape(shape).copy()
         return found
@@ -247,7 +247,7 @@ class Elastic(communicator_lib.Communicator):
     def outlives_leader(self) -> bool:
         roster = self.roster
         with blocking_waits.Wait("write what the run leaves", roster.others) as wait:
-            while roster.hear("ended", roster.own).kind != "over":
+            while roster.call(None, ("ends", roster.own)).kind != "over":
                 if roster.leads:
                     return True
                 wait.check()
@@ -262,129 +262,6 @@ class Elastic(communicator_lib.Communicator):
     def close(self) -> None:
         if self.roster.leads:
             self.roster.call(None, ("finished", self.roster.own), waits=False)
-
-
-class ElasticSums(shared_sums.PackedSums):
-    """The sums of one kind of round.
-
-    Args:
-        communicator: of this process.
-        like: of the shapes of what a worker's sums are.
-    """
-
-    def __init__(self, communicator: Elastic, like: types.PyTree) -> None:
-        super().__init__(communicator.mesh, like)
-        self._communicator = communicator
-        self._own = np.zeros(0, self._dtype)  # what this process contributes
-        self._sum = self._own  # of all, once it is there
-        self.is_posted = False  # for the round that goes on
-        self._totals: list[np.ndarray] = []  # of two rounds in turn: JAX reads one where it lies
-
-    def post(self, contributed: types.Contribution) -> None:
-        parts, self.is_posted = self._packed(contributed), True
-        self._own = np.concatenate(parts, out=self._room())
-        if not self._totals or self._totals[0].size != self._own.size:
-            self._totals = [self._new_vector(), self._new_vector()]
-        self._totals.reverse()
-        self._sum = self._totals[0]
-
-    def _room(self) -> np.ndarray:
-        """For what is put up next, which then is not copied."""
-        return self._communicator.roster.room(self.num_bytes).view(self._dtype)
-
-    @property
-    def _parts(self) -> list[slice]:
-        """The pieces of a vector. One of several is added in slices, of whole pieces."""
-        size, most = self._own.size, _MOST_BYTES // self._own.itemsize
-        is_whole = self.num_bytes <= WHOLE_BYTES or self._communicator.roster.outlives
-        count = 1 if is_whole else max(_PIECES, -(-size // most))
-        ends = [size * k // count for k in range(count + 1)]
-        return list(map(slice, ends[:-1], ends[1:]))
-
-    def cost(self, messages: np.ndarray) -> float | None:
-        """Of the time of this process, where one adds for all; None: each adds a small sum."""
-        if self.num_bytes <= WHOLE_BYTES:
-            return None
-        return float(messages["host_secs"][0]) or np.inf  # 0: not known yet
-
-    def put(self) -> list[Any]:
-        """Puts up what was posted, in pieces."""
-        return [self._communicator.roster.put(self._own[part]) for part in self._parts]
-
-    def put_sum(self) -> Any:
-        return self._communicator.roster.put(self._sum)
-
-    def read(self, put: Any, over: tuple[int, int]) -> tuple[Any, ...] | None:
-        """Takes the sum of another member; None: it was not there."""
-        if (taken := self._communicator.roster.take([put], over)) is None:
-            return None
-        self._sum = taken[0].view(self._dtype)
-        return ("read",)
-
-    def add(
-        self,
-        members: Sequence[Member],
-        put: Sequence[list[Any]],
-        over: tuple[int, int],
-        *,
-        for_all: Sequence[bool] = (),
-    ) -> tuple[Any, ...] | None:
-        """Adds up what the members have put up, in their order: all of it, or this one's slice.
-
-        Args:
-            members: of the sum.
-            put: by each of them.
-            over: (round, attempt).
-            for_all: of a round that is decided: (whether the others read what this one adds,).
-
-        Returns:
-            What to tell: `("has",)`, or `("added", slice)`; None where something was not there.
-        """
-        parts, roster = self._parts, self._communicator.roster
-        if any(for_all):
-            self._sum = self._room()
-        total, own = self._sum, roster.own
-        if not members:  # newcomers alone have the state
-            total[:] = 0
-        whole = bool(for_all) or len(parts) == 1
-        mine = range(len(parts)) if whole else _slice(own, members, len(parts))
-        for number in mine if members else ():
-            others = [p[number] for m, p in zip(members, put, strict=True) if m != own]
-            if (taken := roster.take(others, over)) is None:
-                return None
-            found, part = iter(taken), parts[number]
-            rows = [self._own[part] if m == own else next(found).view(total.dtype) for m in members]
-            shared_sums.add_up(rows, total[part])
-        if whole:
-            return ("has",)
-        return "added", [roster.put(total[parts[k]]) for k in mine] if own in members else None
-
-    def gather(
-        self, members: Sequence[Member], put: Sequence[list[Any]], over: tuple[int, int]
-    ) -> tuple[Any, ...] | None:
-        """Takes the slices of the others; the arguments and what is returned are as of `add`."""
-        parts, roster = self._parts, self._communicator.roster
-        for member, pieces in zip(members, put, strict=True):
-            if member != roster.own:
-                for number, piece in zip(_slice(member, members, len(parts)), pieces, strict=True):
-                    if (taken := roster.take([piece], over)) is None:
-                        return None
-                    np.copyto(self._sum[parts[number]], taken[0].view(self._dtype))
-        return ("has",)
-
-    def total(self, contributed: types.Contribution, host_secs: np.ndarray) -> types.Contribution:
-        self.is_posted = False
-        if self._communicator.is_warm_up:
-            return self._unpacked(contributed, self._own)
-        return self._unpacked(contributed, self._sum)
-
-
-def _slice(member: Member, members: Sequence[Member], count: int) -> range:
-    """Which of so many pieces a member adds; none of one that is not in the sum."""
-    if member not in members:
-        return range(0)
-    at, of = members.index(member), len(members)
-    return range(count * at // of, count * (at + 1) // of)
 
 
 def digest(tree: types.PyTree) -> int:

@@ -47,14 +47,14 @@ def join(member: process_info.ProcessInfo | None) -> None:
     """
     import jax
 
-    from hetjax.comm import elastic, membership
+    from hetjax.comm import membership
 
     own, is_child = runtime.current(), process_info.is_child()
     if not is_child and own.membership is None:
-        own.membership = membership.of_environment(elastic.Elastic)
+        own.membership = membership.of_environment()
     if not is_child and own.seats:
         _detect_failures()
-        if own.membership is not None and own.membership.shares_gpus:
+        if own.membership is not None and own.membership.carrier.shares_gpus:
             _take_gpu([gpus.visible()] * own.seats, own.process_id)
         return
     if member is None:

@@ -1,7 +1,7 @@
 """Small values that all processes of a run see.
 
 They lie in the coordination service of `jax.distributed`. Where each process has a JAX of its own,
-the host of their referee has them (`carrier.HostStore`).
+the host of their referee has them (`carrier.HostStore`), and gives None where JAX raises.
 """
 
 import contextlib
@@ -45,7 +45,7 @@ class KeyValueStore:
     def post(self, key: str, value: Any) -> None:
         """Puts up a value, in place of one that is there."""
         text = json.dumps(value, allow_nan=False)
-        self._client.key_value_set(self._at(key), text, allow_overwrite=True)
+        self._client.key_value_set(self._at(key), text, True)  # it may be overwritten
 
     def settled(self, key: str, value: Any) -> Any:
         """Puts up a value where there is none yet; returns the one that stands."""
@@ -58,10 +58,10 @@ class KeyValueStore:
         try:
             text = self._client.key_value_try_get(self._at(key))
         except Exception as error:
-            if "NOT_FOUND" in str(error):
-                return None
-            raise
-        return json.loads(text)
+            if "NOT_FOUND" not in str(error):
+                raise
+            text = None
+        return text and json.loads(text)
 
     def read_all(self) -> dict[str, Any]:
         """All values that are there now, by key."""
@@ -90,13 +90,15 @@ class KeyValueStore:
                 left = ends - time.monotonic()
                 millis = int(1000 * max(min(left, _SLICE_SECS), 0.001))
                 try:
-                    return json.loads(self._client.blocking_key_value_get(self._at(key), millis))
+                    text = self._client.blocking_key_value_get(self._at(key), millis)
                 except Exception as error:
                     if "DEADLINE_EXCEEDED" not in str(error):
                         raise
-                    if left <= _SLICE_SECS:
-                        message = f"no process posted {key!r} within {timeout_secs:g} s"
-                        raise TimeoutError(message) from error
+                    text = None
+                if text is not None:
+                    return json.loads(text)
+                if left <= _SLICE_SECS:
+                    raise TimeoutError(f"no process posted {key!r} within {timeout_secs:g} s")
 
     def gather(
         self,

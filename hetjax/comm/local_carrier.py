@@ -143,13 +143,12 @@ class LocalCarrier(carrier_lib.Carrier):
         return self._room[1]
 
     def put(self, piece: np.ndarray) -> Any:
-        flat = piece.reshape(-1).view(np.uint8)
-        memory = self.room(flat.size)
-        if flat.ctypes.data != memory.ctypes.data:
-            np.copyto(memory, flat)
+        memory = self.room(piece.size)
+        if piece.ctypes.data != memory.ctypes.data:
+            np.copyto(memory, piece)
         put, self._room = self._room, ("", memory[:0])
         self._used.append(put)
-        return put[0], flat.size, str(piece.dtype)
+        return put[0], piece.size
 
     def _new(self, num_bytes: int) -> tuple[str, np.ndarray]:
         name = f"{PIECE}.{self._incarnation}.{self._num_files}"
@@ -183,7 +182,7 @@ class LocalCarrier(carrier_lib.Carrier):
         self, handles: Sequence[Any], over: tuple[int, int], moved: Callable[[int], None]
     ) -> list[np.ndarray] | None:
         taken = []
-        for name, size, dtype in handles:
+        for name, size in handles:
             if name not in self._mapped:
                 try:
                     with (self._directory / name).open("rb") as file:
@@ -191,5 +190,5 @@ class LocalCarrier(carrier_lib.Carrier):
                 except OSError:
                     return None
                 self._mapped[name] = np.frombuffer(memory, np.uint8)
-            taken.append(self._mapped[name][:size].view(dtype))
+            taken.append(self._mapped[name][:size])
         return taken

@@ -13,9 +13,9 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -24,11 +24,6 @@ from hetjax.comm import local_carrier, referee, referee_host
 from hetjax.comm.views import Member, MembershipView
 from hetjax.liveness import heartbeats as heartbeats_lib
 from hetjax.liveness import stall_reporter
-
-if TYPE_CHECKING:  # the launcher needs no JAX
-    from jax.sharding import Mesh
-
-    from hetjax.comm import communicator as communicator_lib
 
 logger = logging.getLogger(__name__)
 
@@ -46,21 +41,12 @@ class MembershipClient(stall_reporter.Roster):
         carrier: to the referee, and to the other members.
         own: this start of a process.
         seats: of the run, taken or not.
-        communicator: makes what this process communicates by, of this and a mesh.
     """
 
     coordinator_address = None
 
-    def __init__(
-        self,
-        carrier: carrier_lib.Carrier,
-        own: Member,
-        *,
-        seats: int,
-        communicator: "Callable[[MembershipClient, Mesh], communicator_lib.Communicator]",
-    ) -> None:
-        self._carrier, self._communicator = carrier, communicator
-        self.own, self.num_processes = own, seats
+    def __init__(self, carrier: carrier_lib.Carrier, own: Member, *, seats: int) -> None:
+        self.carrier, self.own, self.num_processes = carrier, own, seats
         self.process_id, self.incarnation = own
         self.client = carrier_lib.HostStore(self.ask)
         self.last: MembershipView | None = None  # that this process has adopted
@@ -77,14 +63,6 @@ class MembershipClient(stall_reporter.Roster):
         threading.Thread(target=self._beat, name="hetjax-beat", daemon=True).start()
 
     @property
-    def shares_gpus(self) -> bool:
-        return self._carrier.shares_gpus
-
-    @property
-    def outlives(self) -> bool:
-        return self._carrier.outlives
-
-    @property
     def is_guest(self) -> bool:  # type: ignore[override]
         """Whether it has come to a run that goes on, and is no member yet."""
         return self.is_newcomer and self.last is None
@@ -93,12 +71,6 @@ class MembershipClient(stall_reporter.Roster):
     def members(self) -> tuple[Member, ...]:
         """Of the next round, as far as this process knows; the one that came first is first."""
         return self._founders if self.last is None else self.last.members
-
-    @property
-    def adopted(self) -> MembershipView:
-        """The view that this process has adopted last, of which there is one."""
-        assert self.last is not None
-        return self.last
 
     @property
     def is_first(self) -> bool:
@@ -110,17 +82,11 @@ class MembershipClient(stall_reporter.Roster):
         """Whether this process evaluates, writes and reports: the first member that lives."""
         if self.last is None:
             return self.is_first
-        return next((m for m in self.members if self.lives(m)), None) == self.own
-
-    def lives(self, member: Member) -> bool:
-        """As far as is known here."""
-        return member not in self._gone
+        return next((m for m in self.members if m not in self._gone), None) == self.own
 
     def others(self) -> set[int]:
-        """The ranks of other members that live; before anything is decided, of all founders."""
-        if self.last is None:
-            return {m.rank for m in self.members} - {self.process_id}
-        return {m.rank for m in self.members if m != self.own and self.lives(m)}
+        """The ranks of other members that live, as far as is known here."""
+        return {m.rank for m in self.members if m not in self._gone} - {self.process_id}
 
     def living(self, others: set[int]) -> set[int]:
         return others & self.others()
@@ -131,12 +97,6 @@ class MembershipClient(stall_reporter.Roster):
 
     def follow(self, heartbeats: heartbeats_lib.Heartbeats) -> None:
         self._heartbeats = heartbeats
-
-    def left_out(self, how: str) -> NoReturn:
-        """Ends this process, which is no member any more."""
-        if how == "left":
-            self.end(REMOVED, "leaves, as it was asked to")
-        self.end(LEFT_OUT, f"{how} and is left out; it begins anew")
 
     def end_over(self) -> NoReturn:
         """Ends this newcomer, whose run is over."""
@@ -153,22 +113,6 @@ class MembershipClient(stall_reporter.Roster):
         logger.warning(f"worker {self.process_id} {words}")
         sys.stdout.flush()
         os._exit(code)
-
-    def communicator(self, mesh: "Mesh") -> "communicator_lib.Communicator":
-        """Of the one run that this process takes part in.
-
-        Args:
-            mesh: of its device.
-
-        Raises:
-            ValueError: it has had one.
-        """
-        if self.is_taken:
-            raise ValueError(
-                "a process of a run apart trains once: put a second fit into a script of its own"
-            )
-        self.is_taken = True
-        return self._communicator(self, mesh)
 
     # --- The referee ---
 
@@ -191,9 +135,9 @@ class MembershipClient(stall_reporter.Roster):
         since = time.monotonic()
         while True:
             try:
-                return self._carrier.call(method, *args)
+                return self.carrier.call(method, *args)
             except carrier_lib.LostRefereeError as error:
-                if error.is_final or time.monotonic() - since > self._carrier.lost_secs:
+                if error.is_final or time.monotonic() - since > self.carrier.lost_secs:
                     self.end(LOST, f"has lost the referee of its run: {error}")
                 time.sleep(_BEAT_SECS)
 
@@ -201,11 +145,13 @@ class MembershipClient(stall_reporter.Roster):
         """The order of a method's answer; who is no member ends."""
         answer: referee_host.Answer = self.ask(method, *args)
         self._gone.update(answer.gone)
-        if answer.order.kind == "leave":
-            self.left_out(answer.order.what)
-        if answer.order.kind == "ended":
-            self.end(LOST, answer.order.what or "finds no worker that has the state of the run")
         kind, what = answer.order
+        if (kind, what) == ("leave", "left"):
+            self.end(REMOVED, "leaves, as it was asked to")
+        if kind == "leave":
+            self.end(LEFT_OUT, f"{what} and is left out; it begins anew")
+        if kind == "ended":
+            self.end(LOST, what or "finds no worker that has the state of the run")
         if kind in _SIGNALS and kind not in self._obeyed:
             self._obeyed.add(kind)
             logger.warning(f"worker {self.process_id} {what or 'is asked to leave'}")
@@ -215,28 +161,16 @@ class MembershipClient(stall_reporter.Roster):
     def put(self, array: np.ndarray) -> Any:
         """As of the carrier; it ends this process where its node is lost."""
         try:
-            return self._carrier.put(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+            return self.carrier.put(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
         except carrier_lib.LostRefereeError as error:
             self.end(LOST, f"has lost its node: {error}")
-
-    def room(self, num_bytes: int) -> np.ndarray:
-        """As of the carrier."""
-        return self._carrier.room(num_bytes)
 
     def take(self, handles: Sequence[Any], over: tuple[int, int]) -> list[np.ndarray] | None:
         """The same; while something comes this process is not late."""
         try:
-            return self._carrier.take(handles, over, self._moved)
+            return self.carrier.take(handles, over, self._moved)
         except carrier_lib.LostRefereeError as error:
             self.end(LOST, f"has lost its node: {error}")
-
-    def let_go(self) -> None:
-        """As of the carrier."""
-        self._carrier.let_go()
-
-    def check_room(self, sums: int, state: int) -> None:
-        """As of the carrier, for all seats."""
-        self._carrier.check_room(sums, state, self.num_processes)
 
     def _moved(self, num_bytes: int) -> None:
         self._num_moved += num_bytes
@@ -251,32 +185,14 @@ class MembershipClient(stall_reporter.Roster):
             time.sleep(_BEAT_SECS)
 
 
-def of_environment(
-    communicator: "Callable[[MembershipClient, Mesh], communicator_lib.Communicator]",
-) -> MembershipClient | None:
-    """The membership that the launcher gives this process; None where the run is not apart.
-
-    Args:
-        communicator: as of `MembershipClient`.
-
-    Raises:
-        ValueError: another than the launcher says that it is.
-    """
-    runtime = os.environ.get("HETJAX_RUNTIME", "joined")
-    if runtime not in ("joined", "apart"):
-        raise ValueError(f"HETJAX_RUNTIME={runtime}: must be joined or apart")
-    if runtime == "joined":
-        return None
+def of_environment() -> MembershipClient | None:
+    """The membership that the launcher gives this process; None where the run is not apart."""
     if "HETJAX_RUN" not in os.environ:
-        raise ValueError(
-            "HETJAX_RUNTIME=apart: only the launcher starts such runs: python -m hetjax.launch "
-            "--runtime=apart"
-        )
+        return None
     names = ("PROCESS_ID", "START", "NUM_PROCESSES")
     rank, incarnation, seats = (int(os.environ[f"HETJAX_{name}"]) for name in names)
     carrier = local_carrier.LocalCarrier(pathlib.Path(os.environ["HETJAX_RUN"]), incarnation)
-    own = Member(rank, incarnation)
-    return MembershipClient(carrier, own, seats=seats, communicator=communicator)
+    return MembershipClient(carrier, Member(rank, incarnation), seats=seats)
 
 
 def patience(late_secs: float | None = None) -> tuple[float, float]:

@@ -340,7 +340,7 @@ def order(state: State, member: Member, round_index: int | None) -> Order:
     Args:
         state: of the referee.
         member: that asks.
-        round_index: of the round in which it is; None: it has no state yet.
+        round_index: of the round in which it is; None: it has no state yet, or waits for the end.
     """
     if member in state.holders and round_index == state.view.round_index:
         return _of_view(state, member)
@@ -351,7 +351,8 @@ def order(state: State, member: Member, round_index: int | None) -> Order:
     if state.is_lost:
         return Order("ended")
     if member in state.holders and round_index is None:
-        return Order("held")
+        waits = member in state.ending and member != state.leader
+        return Order("wait" if waits else "held")
     if not state.holders:
         lacks = member in {*state.joining} - state.lacking
         return Order("lack", state.round_index) if lacks else Order("wait")

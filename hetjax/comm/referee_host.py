@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from hetjax.comm import referee
+from hetjax.comm import hosts, referee
 from hetjax.comm.views import Member, Order
 from hetjax.liveness import heartbeats
 
@@ -88,8 +88,8 @@ class RefereeHost:
 
     async def found(self, founders: list[Member]) -> None:
         """Names the members that begin the run, when all of them that live have come."""
-        self._first = min(Member(*each).rank for each in founders)
-        self._founders = {Member(*each) for each in founders} - self._out.keys()
+        self._first = min(member.rank for member in founders)
+        self._founders = set(founders) - self._out.keys()
         self._tasks = [asyncio.create_task(self._look_for_late())]
         if self._head:
             self._tasks.append(asyncio.create_task(self._look_for_head()))
@@ -115,7 +115,7 @@ class RefereeHost:
             if kind == "begins":
                 self._came[member] = given[0]
                 self._begin_when_all_came()
-            elif kind == "joins":
+            else:
                 self._early.append(event)
             return
         before = self._state
@@ -147,15 +147,15 @@ class RefereeHost:
 
         Args:
             member: that calls.
-            round_index: of the round in which it is; None: it has no state yet.
+            round_index: of the round in which it is; None: it has no state yet, or waits for the
+                end.
             event: of `referee.step`, or `("begins", member, round_index)`, of a founder: the round
                 before that in which the run begins.
             failed: (round, attempt) of which it could not take something.
             waits: for an order.
         """
-        member = Member(*member)
         if event is not None and member not in self._out:
-            self._step((event[0], member, *event[2:]))
+            self._step(event)
         if failed is not None and failed == self._at:
             await self._until(lambda: failed != self._at, _RETRY_SECS)
         if waits:
@@ -198,19 +198,6 @@ class RefereeHost:
         while not await self._until(lambda: self._at[0] >= last, _POLL_SECS):
             pass
 
-    async def ended(self, member: Member) -> Answer:
-        """Waits until all that the run leaves is written, or another leads."""
-        member = Member(*member)
-        self._step(("ends", member))
-
-        def order() -> Order:
-            known, state = self._order(member, None), self._state
-            leads = state is not None and state.leader == member
-            return known if leads or known.kind in ("over", "leave", "ended") else Order("wait")
-
-        await self._until(lambda: order().kind != "wait", _POLL_SECS)
-        return self._answer(order())
-
     # --- Who is there ---
 
     async def beat(
@@ -224,7 +211,7 @@ class RefereeHost:
             progress: another value with each phase that begins and each byte that has come.
             is_leaving: whether it is asked to leave after its round.
         """
-        member, now = Member(*member), time.monotonic()
+        now = time.monotonic()
         if is_leaving:
             await self.ask_to_leave(member)
         last = self._beats.get(member, Beat())
@@ -244,18 +231,17 @@ class RefereeHost:
         One in the place of the first of them, of whom the others hear where the run begins, begins
         it, too.
         """
-        member = Member(*member)
         if self._state is None and member.rank == self._first and member not in self._out:
             self._founders.add(member)
         return tuple(sorted(self._founders)), self._run_id
 
     async def ask_to_leave(self, member: Member) -> None:
         """Has a member leave after its round, as soon as it is one."""
-        self._leaving.add(Member(*member))
+        self._leaving.add(member)
 
     async def terminate(self, member: Member) -> None:
         """Has a process send itself SIGTERM."""
-        self._terminated.add(Member(*member))
+        self._terminated.add(member)
 
     async def stop(self, words: str) -> None:
         """Has the members end the run after its round, saved; why, to stand behind "worker 3"."""
@@ -268,7 +254,7 @@ class RefereeHost:
     async def gone(self, member: Member, how: str) -> tuple[str, bool, str]:
         """Tells that a process has ended; returns how, as the run has it, whether it had become a
         member, and the status, as of `watch`."""
-        member, holders = Member(*member), self._state.holders if self._state else ()
+        holders = self._state.holders if self._state else ()
         was_member = member in self._out or member in holders
         return self._leave_out(member, how), was_member, self.status
 
@@ -279,9 +265,6 @@ class RefereeHost:
             how = "left"
         self._out[member] = how
         self._founders.discard(member)
-        self._came.pop(member, None)
-        self._early = [event for event in self._early if event[1] != member]
-        self._due.pop(member, None)
         self._step(("gone", member, how))
         self._begin_when_all_came()
         self._notify()
@@ -303,7 +286,7 @@ class RefereeHost:
             self._due = {m: self._due.get(m, now) for m in waited_for}
             usual = statistics.median(self._rounds) if self._rounds else 0.0
             patience = max(self._late_secs, _ROUNDS * usual)
-            for member, due in list(self._due.items()):
+            for member, due in self._due.items():
                 beat = self._beats.get(member, Beat())
                 if now - max(due, beat.since) > patience and not self._is_busy(beat, now):
                     self._leave_out(member, "was late")
@@ -311,12 +294,12 @@ class RefereeHost:
     async def _look_for_head(self) -> None:
         """Ends the run where the engine's own server has been away for long: saved, if it can be,
         and before the engine ends its processes without a word."""
-        host, _, port = self._head.rpartition(":")
+        host, port = hosts.address_of(self._head)
         secs = 0.0  # without it; a pause of this host is none
         while secs < _HEAD_LAST_SECS:
             began = time.monotonic()
             try:
-                opening = asyncio.open_connection(host.strip("[]"), int(port))
+                opening = asyncio.open_connection(host, port)
                 _, writer = await asyncio.wait_for(opening, _HEAD_ANSWER_SECS)
                 writer.close()
                 secs = 0.0
@@ -358,36 +341,29 @@ class RefereeHost:
             return "over"
         return "lost" if self._state.is_lost else "goes"
 
-    # --- Small values ---
+    # --- Small values: methods of JAX's client, which give None where those raise ---
 
-    async def store(self, what: str, *given: Any) -> Any:
-        """What `HostStore` asks for, by name; None for what raises there."""
-        return getattr(self, f"_{what}")(*given)
+    async def key_value_set(self, key: str, text: str, allow_overwrite: bool = False) -> None:
+        if allow_overwrite or key not in self._values:
+            self._values[key] = text
+            self._notify()
 
-    def _set(self, key: str, text: str, allow_overwrite: bool) -> bool:
-        if key in self._values and not allow_overwrite:
-            return False
-        self._values[key] = text
-        self._notify()
-        return True
-
-    def _get(self, key: str) -> str | None:
+    async def key_value_try_get(self, key: str) -> str | None:
         return self._values.get(key)
 
-    def _dir(self, prefix: str) -> list[tuple[str, str]]:
+    async def key_value_dir_get(self, prefix: str) -> list[tuple[str, str]]:
         return [each for each in self._values.items() if each[0].startswith(prefix)]
 
-    def _increment(self, key: str, amount: int) -> int:
+    async def blocking_key_value_get(self, key: str, milliseconds: int) -> str | None:
+        await self._until(lambda: key in self._values, milliseconds / 1000)
+        return self._values.get(key)
+
+    async def key_value_increment(self, key: str, amount: int) -> int:
         self._values[key] = str(int(self._values.get(key, "0")) + amount)
         return int(self._values[key])
 
-    def _delete(self, key: str) -> None:
+    async def key_value_delete(self, key: str) -> None:
         self._values.pop(key, None)
-
-    async def wait_for(self, key: str, secs: float) -> str | None:
-        """A value, as soon as it is there; None: it was not in time."""
-        await self._until(lambda: key in self._values, secs)
-        return self._values.get(key)
 
     async def keep(self, value: Any) -> None:
         """Keeps what the leader has judged, in this process, so that it outlives the leader."""

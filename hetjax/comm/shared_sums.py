@@ -8,11 +8,15 @@ two places of the file in turn, so a process that is ahead overwrites nothing.
 
 Where the processes are on several machines, each machine has such a file, and its first process
 adds the totals of the machines up over the network.
+
+Where processes come and go (`elastic`), each takes what the others have put up, and adds it up
+itself, or a slice of it, or one does for all.
 """
 
 import mmap
 import os
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -20,8 +24,11 @@ from jax.sharding import Mesh
 
 from hetjax import memory, trees, types
 from hetjax import mesh as mesh_lib
-from hetjax.comm import communicator, socket_allgather
+from hetjax.comm import communicator, membership, socket_allgather
+from hetjax.comm.views import Member
 
+WHOLE_BYTES = 1 << 20  # where processes come and go, a sum of more is added in slices
+_PIECES, _MOST_BYTES_OF_PIECE = 8, 32 << 20  # at least, of what is added in slices; of a piece
 _MOST_BYTES = 1 << 30  # of the file: larger sums are left to the sockets
 _ALIGNED = 64  # bytes; JAX copies what is not aligned so
 _BLOCK = 1 << 15  # numbers that are added up at a time, in the cache
@@ -37,48 +44,6 @@ class HostSums(communicator.Sums):
         self, contributed: types.Contribution, metrics: types.SyncMetrics
     ) -> tuple[types.PyTree, jax.Array]:
         return trees.of_vector(contributed.sums, self._like), metrics.weight_sum
-
-
-class PackedSums(HostSums):
-    """Sums of a process that has one worker: its contribution and its change of the model's state
-    are one vector.
-
-    Args:
-        mesh: of its device.
-        like: of the shapes of what a worker's sums are.
-    """
-
-    def __init__(self, mesh: Mesh, like: types.PyTree) -> None:
-        self._mesh, self._like = mesh, like
-        self._size = sum(leaf.size for leaf in jax.tree.leaves(like))  # numbers of a contribution
-        self._dtype = np.dtype(np.float32)
-
-    @property
-    def num_bytes(self) -> int:
-        """Of a contribution; with the changes of the model's state, once one has been posted."""
-        return self._size * self._dtype.itemsize
-
-    def _packed(self, contributed: types.Contribution) -> list[np.ndarray]:
-        """The parts of the vector."""
-        added = contributed.sums, contributed.state_change
-        mine = jax.tree.leaves(mesh_lib.worker_rows(added)[0])
-        numbers = [np.asarray(leaf).reshape(-1) for leaf in mine]
-        self._dtype = np.result_type(*numbers)
-        self._size = sum(part.size for part in numbers)
-        return numbers
-
-    def _unpacked(self, contributed: types.Contribution, total: np.ndarray) -> types.Contribution:
-        """The contribution with the sums that a vector holds."""
-        size = sum(leaf.size for leaf in jax.tree.leaves(self._like))
-        like = contributed.state_change
-        change = trees.of_vector(total[size:], like)
-        change = jax.tree.map(lambda part, leaf: part.astype(leaf.dtype), change, like)
-        sums, change = mesh_lib.place((total[None, :size], change), self._mesh)
-        return contributed._replace(sums=sums, state_change=change)
-
-    def _new_vector(self) -> np.ndarray:
-        """Of this process only; aligned, so that JAX reads it where it lies."""
-        return np.frombuffer(mmap.mmap(-1, self.num_bytes), self._dtype)
 
 
 class SharedSums(HostSums):
@@ -144,6 +109,148 @@ class SharedSums(HostSums):
         devices = [self._mesh.devices[worker] for worker in self._workers]
         parts = [jax.device_put(total[None], device) for device in devices]
         return contributed._replace(sums=mesh_lib.join_rows(parts, self._mesh))
+
+
+class ElasticSums(HostSums):
+    """The sums of one kind of round of a process that has one worker, where processes come and go:
+    its contribution and its change of the model's state are one vector.
+
+    Args:
+        roster: of this process.
+        mesh: of its device.
+        like: of the shapes of what a worker's sums are.
+    """
+
+    def __init__(self, roster: membership.MembershipClient, mesh: Mesh, like: types.PyTree) -> None:
+        self._roster, self._mesh, self._like = roster, mesh, like
+        self._size = sum(leaf.size for leaf in jax.tree.leaves(like))  # numbers of a contribution
+        self._own = np.zeros(self._size, np.float32)  # what this process contributes
+        self._sum = self._own  # of all, once it is there; while a round warms up, of this one
+        self.is_posted = False  # for the round that goes on
+        self._totals: list[np.ndarray] = []  # of two rounds in turn: JAX reads one where it lies
+
+    @property
+    def num_bytes(self) -> int:
+        """Of a contribution; with the changes of the model's state, once one has been posted."""
+        return self._own.nbytes
+
+    def post(self, contributed: types.Contribution) -> None:
+        added = contributed.sums, contributed.state_change
+        mine = jax.tree.leaves(mesh_lib.worker_rows(added)[0])
+        numbers = [np.asarray(leaf).reshape(-1) for leaf in mine]
+        self._own = self._room(sum(part.size for part in numbers), np.result_type(*numbers))
+        np.concatenate(numbers, out=self._own)
+        self._sum, self.is_posted = self._own, True
+        if not self._totals or self._totals[0].size != self._own.size:
+            self._totals = [self._new_vector(), self._new_vector()]
+        self._totals.reverse()
+
+    def _room(self, size: int, dtype: np.dtype) -> np.ndarray:
+        """For what is put up next, which then is not copied."""
+        return self._roster.carrier.room(size * dtype.itemsize).view(dtype)
+
+    def _new_vector(self) -> np.ndarray:
+        """Of this process only; aligned, so that JAX reads it where it lies."""
+        return np.frombuffer(mmap.mmap(-1, self.num_bytes), self._own.dtype)
+
+    @property
+    def _parts(self) -> list[slice]:
+        """The pieces of a vector. One of several is added in slices, of whole pieces."""
+        size, most = self._own.size, _MOST_BYTES_OF_PIECE // self._own.itemsize
+        is_whole = self.num_bytes <= WHOLE_BYTES or self._roster.carrier.outlives
+        count = 1 if is_whole else max(_PIECES, -(-size // most))
+        ends = [size * k // count for k in range(count + 1)]
+        return list(map(slice, ends[:-1], ends[1:]))
+
+    def cost(self, messages: np.ndarray) -> float | None:
+        """Of the time of this process, where one adds for all; None: each adds a small sum."""
+        if self.num_bytes <= WHOLE_BYTES:
+            return None
+        return float(messages["host_secs"][0]) or np.inf  # 0: not known yet
+
+    def put(self) -> list[Any]:
+        """Puts up what was posted, in pieces."""
+        return [self._roster.put(self._own[part]) for part in self._parts]
+
+    def put_sum(self) -> Any:
+        return self._roster.put(self._sum)
+
+    def read(self, put: Any, over: tuple[int, int]) -> tuple[Any, ...] | None:
+        """Takes the sum of another member; None: it was not there."""
+        if (taken := self._roster.take([put], over)) is None:
+            return None
+        self._sum = taken[0].view(self._own.dtype)
+        return ("read",)
+
+    def add(
+        self,
+        members: Sequence[Member],
+        put: Sequence[list[Any]],
+        over: tuple[int, int],
+        *,
+        for_all: bool = False,
+    ) -> tuple[Any, ...] | None:
+        """Adds up what the members have put up, in their order: all of it, or this one's slice.
+
+        Args:
+            members: of the sum.
+            put: by each of them.
+            over: (round, attempt).
+            for_all: whether the others read what this one adds.
+
+        Returns:
+            What to tell: `("has",)`, or `("added", slice)`; None where something was not there.
+        """
+        parts, own = self._parts, self._roster.own
+        if for_all:
+            self._sum = self._room(self._own.size, self._own.dtype)
+        else:
+            self._sum = self._totals[0]
+        total = self._sum
+        if not members:  # newcomers alone have the state
+            total[:] = 0
+        mine = range(1) if len(parts) == 1 else _slice(own, members, len(parts))
+        for number in mine if members else ():
+            others = [p[number] for m, p in zip(members, put, strict=True) if m != own]
+            if (taken := self._roster.take(others, over)) is None:
+                return None
+            found, part = iter(taken), parts[number]
+            rows = [self._own[part] if m == own else next(found).view(total.dtype) for m in members]
+            add_up(rows, total[part])
+        if len(parts) == 1:
+            return ("has",)
+        slices = [self._roster.put(total[parts[k]]) for k in mine]
+        return "added", slices if own in members else None
+
+    def gather(
+        self, members: Sequence[Member], put: Sequence[list[Any]], over: tuple[int, int]
+    ) -> tuple[Any, ...] | None:
+        """Takes the slices of the others; the arguments and what is returned are as of `add`."""
+        parts = self._parts
+        for member, pieces in zip(members, put, strict=True):
+            if member != self._roster.own:
+                for number, piece in zip(_slice(member, members, len(parts)), pieces, strict=True):
+                    if (taken := self._roster.take([piece], over)) is None:
+                        return None
+                    np.copyto(self._sum[parts[number]], taken[0].view(self._sum.dtype))
+        return ("has",)
+
+    def total(self, contributed: types.Contribution, host_secs: np.ndarray) -> types.Contribution:
+        """The contribution with the sums that the vector holds."""
+        self.is_posted = False
+        like = contributed.state_change
+        change = trees.of_vector(self._sum[self._size :], like)
+        change = jax.tree.map(lambda part, leaf: part.astype(leaf.dtype), change, like)
+        sums, change = mesh_lib.place((self._sum[None, : self._size], change), self._mesh)
+        return contributed._replace(sums=sums, state_change=change)
+
+
+def _slice(member: Member, members: Sequence[Member], count: int) -> range:
+    """Which of so many pieces a member adds; none of one that is not in the sum."""
+    if member not in members:
+        return range(0)
+    at, of = members.index(member), len(members)
+    return range(count * at // of, count * (at + 1) // of)
 
 
 def _of_machine(mesh: Mesh, sockets: socket_allgather.SocketAllGather) -> list[int]:

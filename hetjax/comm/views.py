@@ -28,7 +28,8 @@ class Order(NamedTuple):
     """What a member is to do; `kind` is one of
 
     `compute`, and then tell that it is ready; `wait`; `donate`, the state in which the round
-    begins; `receive` it, from `what`; `held`: it counts as one that has it; `take` the
+    begins; `receive` it, from `what`; `held`: it counts as one that has it, or leads at the end;
+    `take` the
     contributions of `what` = (attempt, members, what they told, where their contributions lie), and
     add them, or a slice of them; `gather` the slices of `what` = (attempt, members, where their
     slices lie); `apply` the sum, by `what`, the view; `add` the contributions of `what` = (view,

@@ -7,15 +7,12 @@ Every rule returns lines that name the fields, their values, what is allowed and
 Left to others: whether there are enough devices (needs jax), whether files and data sets exist.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
-from hetjax import ordering, topology
+from hetjax import ordering, quota, topology
 from hetjax import parts as parts_lib
-from hetjax import quota as quota_lib
 from hetjax.config import fields, groups, kinds
 
 _Config = TypeVar("_Config", bound=groups.ExperimentConfig)
@@ -107,7 +104,7 @@ def _idle_worker(chosen: kinds.Parts, facts: parts_lib.Facts) -> Iterator[str]:
         return
     if len(proportions) != facts.num_workers or not sum(proportions) > 0:
         return  # the policy has said so
-    quotas = quota_lib.largest_remainder(proportions, facts.budget)
+    quotas = quota.largest_remainder(proportions, facts.budget)
     idle = [worker for worker, count in enumerate(quotas) if count == 0]
     if idle:
         yield (
@@ -144,16 +141,13 @@ def _rule(rule: groups.RuleConfig) -> Iterator[str]:
 
 
 def _local(experiment: groups.ExperimentConfig) -> Iterator[str]:
-    platforms, local = experiment.cluster.platforms, experiment.local
+    platforms, depth = experiment.cluster.platforms, experiment.dispatch_depth
     if len(platforms) == 1 or len(set(platforms)) < len(platforms):
         yield f"cluster.platforms: got {platforms}, must be () or two or more different names."
-    needing = {
-        "cluster.platforms": (platforms, bool(platforms)),
-        "dispatch_depth": (experiment.dispatch_depth, experiment.dispatch_depth > 1),
-    }
-    for name, (value, needs_calls) in needing.items():
-        if needs_calls and local != "stepped":
-            yield f"{name}: got {value!r} with local={local!r}, needs local='stepped'."
+    needing = {"cluster.platforms": platforms, "dispatch_depth": depth if depth > 1 else None}
+    for name, value in needing.items():
+        if value and experiment.local != "stepped":
+            yield f"{name}: got {value!r} with local={experiment.local!r}, needs local='stepped'."
 
 
 def _changes(cluster: groups.ClusterConfig) -> Iterator[str]:

@@ -6,8 +6,6 @@ Nothing here imports jax. `groups` has the fields; an option of a part that is n
 left out.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Mapping

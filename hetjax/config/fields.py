@@ -5,8 +5,7 @@ A group is a frozen dataclass, whose fields are options (`hetjax.parts.options`)
 What concerns several fields at once is left to `checks`, the fields to `groups`.
 """
 
-from __future__ import annotations
-
+import contextlib
 import dataclasses
 import functools
 import json
@@ -35,10 +34,8 @@ def _held(value: Any) -> Any:
 def _pairs(value: Any) -> tuple[tuple[str, Any], ...]:
     """A dict as a tuple of pairs, so that a configuration can be hashed."""
     if isinstance(value, (tuple, list)):
-        try:
+        with contextlib.suppress(TypeError, ValueError):
             value = dict(value)
-        except (TypeError, ValueError):
-            raise options.Refused from None
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
         raise options.Refused
     return tuple(sorted((key, _held(part)) for key, part in value.items()))

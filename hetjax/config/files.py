@@ -1,7 +1,5 @@
 """JSON files as nested mappings, their mistakes as sentences."""
 
-from __future__ import annotations
-
 import json
 import pathlib
 from typing import Any

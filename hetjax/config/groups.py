@@ -5,8 +5,6 @@
 `hetjax.zoo.config`.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Annotated, Any
 

@@ -5,8 +5,6 @@ registries map the names of the command line to factories; only this module look
 A configuration holds the options of the part that it names, and that part's factory checks them.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools
@@ -190,7 +188,6 @@ def imported(field: str, name: str, title: str, example: str) -> Callable[..., A
 
 def _checked(kind: PartKind, given: Any, name: str = "") -> Any:
     """Refuses an object that is no part of this kind; `name` is of the factory that made it."""
-    wrong = ""
     if parts.is_factory(given):
         wrong = ", which is a factory: call it, with its options"
     elif not isinstance(given, kind.record):
@@ -198,7 +195,7 @@ def _checked(kind: PartKind, given: Any, name: str = "") -> Any:
         wrong = f", which has no {', '.join(missing)}" if missing else ", another class"
     elif of_function := parts.wrong_functions(given, kind.functions):
         wrong = f", whose {of_function}"
-    if not wrong:
+    else:
         return given
     got = f"{kind.group}.{kind.key}: {name!r} makes" if name else f"{kind.group}: got"
     raise ValueError(

@@ -194,7 +194,6 @@ class ResidentFeed(Feed):
         return Lent(self._arrays[worker], example_ids, self.own.first or None)
 
 
-_Key = tuple[int, bytes]
 _Block = list[concurrent.futures.Future]  # examples that are read, each part by one thread
 
 
@@ -227,7 +226,7 @@ class StreamedFeed(Feed):
         self._num_readers = crew.size
         self._readers = readers.Readers(sources.Reading(source, like), crew)
         # Microbatches read or being read: {(pass, bytes of the ids): (the block, its place there)}.
-        self._ready: dict[_Key, tuple[_Block, int]] = {}
+        self._ready: dict[tuple[int, bytes], tuple[_Block, int]] = {}
 
     def _submit(self, pass_index: int, microbatches: list[np.ndarray]) -> None:
         """Has microbatches i32[B] read as one block: at once, or in parts by several threads."""

@@ -68,15 +68,14 @@ def make_feed(
     """As the configuration says, and as a few examples of the source show."""
     is_own = own.part is not None  # of which no other process can tell
     leads, is_alone = where.leads or is_own, is_own or len(where.own) == len(where.devices)
+    board = None if is_alone else store_lib.KeyValueStore("feed")
     feed = choosing.training_feed(
         own.source,
         where.devices,
         asked=config.data.feed,
         num_readers=config.data.readers,
         leads=leads,
-        agree=broadcast_once.BroadcastOnce(
-            None if is_alone else store_lib.KeyValueStore("feed"), leads=leads
-        ),
+        agree=broadcast_once.BroadcastOnce(board, leads=leads),
         progress=progress and where.leads,
     )
     feed.own, feed.reads_all = own, feed.reads_all and not is_own

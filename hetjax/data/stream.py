@@ -113,9 +113,8 @@ class _Stream:
         counts = np.add.reduceat(quotas, self._firsts).tolist()
         triples = zip(self._shards, state.passes, counts, strict=True)
         microbatches = [shard.peek(own, count) for shard, own, count in triples]
-        starts = np.concatenate([[0], np.cumsum(quotas)])
-        passes = [own.pass_index for own in state.passes]
-        return Assignment(np.concatenate(microbatches), starts, np.repeat(passes, self._sizes))
+        passes = np.repeat([own.pass_index for own in state.passes], self._sizes)
+        return Assignment(np.concatenate(microbatches), _starts(quotas), passes)
 
     def commit(
         self,
@@ -218,8 +217,7 @@ class SharedStream(_Stream):
 
     def again(self, past: Assignment, quotas: np.ndarray) -> Assignment:
         """The microbatches of a past round, cut anew by quotas i64[W] of the same sum."""
-        starts = np.concatenate([[0], np.cumsum(quotas)])
-        return past._replace(starts=starts)
+        return past._replace(starts=_starts(quotas))
 
 
 class PrivateStream(_Stream):
@@ -304,8 +302,12 @@ class PrivateStream(_Stream):
 def done_of(plan: Assignment, done: np.ndarray) -> Assignment:
     """What was done of a round: the first `done[w]` microbatches of each worker."""
     microbatches = [plan.microbatches(worker, int(count)) for worker, count in enumerate(done)]
-    starts = np.concatenate([[0], np.cumsum(done)])
-    return plan._replace(example_ids=np.concatenate(microbatches), starts=starts)
+    return plan._replace(example_ids=np.concatenate(microbatches), starts=_starts(done))
+
+
+def _starts(counts: np.ndarray) -> np.ndarray:
+    """`Assignment.starts` of so many microbatches of each worker."""
+    return np.concatenate([[0], np.cumsum(counts)])
 
 
 def with_every_worker(quotas: np.ndarray, present: np.ndarray) -> np.ndarray:

@@ -62,12 +62,9 @@ def difference(first: Any, second: Any, ids: np.ndarray) -> Difference | None:
 
     Leaves of both readings are `[k, ...]`, and are compared to the bit.
     """
-    pairs = zip(leaves.walk(first), leaves.walk(second), strict=True)
-    changed = [
-        (p, one, other) for (p, one), (_, other) in pairs if one.tobytes() != other.tobytes()
-    ]
-    for place, id_ in enumerate(ids if changed else ()):
-        for path, one, other in changed:
+    pairs = list(zip(leaves.walk(first), leaves.walk(second), strict=True))
+    for place, id_ in enumerate(ids):
+        for (path, one), (_, other) in pairs:
             if one[place].tobytes() != other[place].tobytes():
                 return Difference(int(id_), path)
     return None

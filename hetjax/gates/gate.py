@@ -204,9 +204,8 @@ def close(gate: Gate, ends: np.ndarray, quotas: np.ndarray, *, drop: bool = Fals
         counted = within & (begins < closes)
     done = counted.sum(axis=-1)
     secs = np.max(np.where(counted, ends, 0.0), axis=-1, initial=0.0)
-    closed = closes[..., 0, 0]
     if drop:  # a worker that has work left computed until the gate closed
-        secs = np.where((done < quotas) & np.isfinite(closed[..., None]), closed[..., None], secs)
+        secs = np.where((done < quotas) & np.isfinite(closes[..., 0]), closes[..., 0], secs)
     return Closing(done, secs, np.max(secs, axis=-1, initial=0.0))
 
 

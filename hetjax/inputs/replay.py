@@ -2,7 +2,6 @@
 
 import json
 import pathlib
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -25,10 +24,7 @@ def read_trace(path: str | pathlib.Path, num_workers: int) -> list[TracedRound]:
     path = pathlib.Path(path).expanduser()
     if not path.is_file():
         raise ValueError(f"replay: there is no file {str(path)!r}; give the metrics.jsonl of a run")
-    return list(_read(path, num_workers))
-
-
-def _read(path: pathlib.Path, num_workers: int) -> Iterator[TracedRound]:
+    rounds = []
     for number, line in enumerate(path.read_text().splitlines(), start=1):
         said = f"replay: line {number} of {str(path)!r} is no record of a round ("
         with messages.as_mistake(said, (ValueError, KeyError, TypeError), after=")"):
@@ -40,4 +36,5 @@ def _read(path: pathlib.Path, num_workers: int) -> Iterator[TracedRound]:
                 f"replay: {str(path)!r} was written with {quotas.size} workers, this run has "
                 f"{num_workers}; set cluster.num_workers={quotas.size}"
             )
-        yield TracedRound(quotas, done)
+        rounds.append(TracedRound(quotas, done))
+    return rounds

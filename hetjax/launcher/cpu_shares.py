@@ -95,27 +95,6 @@ def pack(
     return result
 
 
-def given(
-    shares: Sequence[float],
-    placed: Sequence[tuple[int, ...]],
-    index: int,
-    share: float,
-    taken: Collection[int],
-) -> tuple[list[float], list[tuple[int, ...]]]:
-    """The shares with another one at an index, which may be the next, and the cores of each; those
-    of others that are taken, which run on the cores where they are placed, stay. The rest is 0.
-
-    Raises:
-        ValueError: there is no room for them.
-    """
-    new = [each if i in taken else 0.0 for i, each in enumerate(shares)]
-    new[index : index + 1] = [share]
-    empty = set(range(len(new))) - {*taken, index}
-    check_shares(new, len(available_cores()) or os.cpu_count() or 1, empty)
-    others = {i: own for i, own in enumerate(placed) if i in taken and i != index}
-    return new, pack(new, available_cores(), placed=others)
-
-
 class Confinement(NamedTuple):
     """The cores and the controller group of a process; `enter.py` takes them."""
 
@@ -157,14 +136,37 @@ class NoShares:
         """Puts everything away; the processes have ended."""
 
 
-class ControllerGroups(NoShares):
+class Shares(NoShares):
+    """Each process has some cores.
+
+    Args:
+        shares: of each process, in cores.
+    """
+
+    def __init__(self, shares: Sequence[float]) -> None:
+        self._shares, self._cores = list(shares), pack(shares, available_cores())
+
+    def confinement(self, index: int) -> Confinement:
+        return Confinement(self._cores[index])
+
+    def give(self, index: int, share: float, taken: Collection[int]) -> None:
+        """As of the base, also for the next index; an index that is not taken has no share then."""
+        new = [each if i in taken else 0.0 for i, each in enumerate(self._shares)]
+        new[index : index + 1] = [share]
+        empty = set(range(len(new))) - {*taken, index}
+        check_shares(new, len(available_cores()) or os.cpu_count() or 1, empty)
+        others = {i: own for i, own in enumerate(self._cores) if i in taken and i != index}
+        self._shares, self._cores = new, pack(new, available_cores(), placed=others)
+
+
+class ControllerGroups(Shares):
     """Each process in a CPU controller group of its own."""
 
     def __init__(self, shares: Sequence[float], directory: pathlib.Path, version: int):
+        super().__init__(shares)
         self._name = directory / f"hetjax-{os.getpid()}-{secrets.token_hex(4)}"
-        self._version, self._shares = version, list(shares)
+        self._version = version
         self.groups: list[str] = []
-        self._cores = pack(shares, available_cores())
         how = f"CPU controller groups (version {version}) on cores {_text(self._cores)}"
         self.description = f"CPU shares {_text(shares)} by {how}"
         try:
@@ -189,7 +191,7 @@ class ControllerGroups(NoShares):
             (path / "cpu.max").write_text(f"{round(share * period)} {period}")
 
     def give(self, index: int, share: float, taken: Collection[int]) -> None:
-        self._shares, self._cores = given(self._shares, self._cores, index, share, taken)
+        super().give(index, share, taken)
         self._limit(index)
 
     def confinement(self, index: int) -> Confinement:
@@ -204,7 +206,7 @@ class ControllerGroups(NoShares):
             guardian.remove_control_group(path)
 
 
-class DutyCycle(NoShares):
+class DutyCycle(Shares):
     """Stops each process when it has used more than its share; continues it when it may go on.
 
     What counts is the processor time that all threads of the process really used. Processes that it
@@ -212,8 +214,7 @@ class DutyCycle(NoShares):
     """
 
     def __init__(self, shares: Sequence[float], why: str = ""):
-        self._shares = list(shares)
-        self._cores = pack(shares, available_cores())
+        super().__init__(shares)
         self._lock = threading.Lock()
         self._running: dict[int, _Spent] = {}
         self._closed = threading.Event()
@@ -223,9 +224,6 @@ class DutyCycle(NoShares):
         how = f"affinity to cores {_text(self._cores)} and duty cycle{reason}"
         self.description = f"CPU shares {_text(shares)} by {how}"
 
-    def confinement(self, index: int) -> Confinement:
-        return Confinement(self._cores[index])
-
     def started(self, index: int, pid: int) -> None:
         if self.stops(index):
             with self._lock:
@@ -234,9 +232,6 @@ class DutyCycle(NoShares):
     def ended(self, index: int) -> None:
         with self._lock:
             self._running.pop(index, None)
-
-    def give(self, index: int, share: float, taken: Collection[int]) -> None:
-        self._shares, self._cores = given(self._shares, self._cores, index, share, taken)
 
     def stops(self, index: int) -> bool:
         # Affinity alone holds a process to whole cores.

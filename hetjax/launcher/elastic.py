@@ -7,7 +7,6 @@ it was asked to. A worker that tells why it ends (it raised) ends the attempt, a
 import contextlib
 import logging
 import shutil
-import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -28,6 +27,7 @@ class ElasticSupervisor(supervisor.Supervisor):
         where = seats.directory_of_runs()
         with supervisor.directory("hetjax-run-", self._guardian, where) as self.run_directory:
             self._asks = seats.Asks(self.run_directory)
+            _, self._busy_secs = membership.patience()
             run = self.run_directory
             logger.info(f"workers come and go by --add={run} and --remove={run}:WORKER")
             return super().run()
@@ -44,7 +44,6 @@ class ElasticSupervisor(supervisor.Supervisor):
         where, late_secs = self.run_directory / attempt, self._options.late_secs
         self._seats = seats.Seats(where, num_workers, most, late_secs)
         self._common, self._has_finished = dict(common), False
-        self._slept: dict[int, float] = {}  # since when workers are stopped, monotonic seconds
         return [{**common, **self._seats.take(seat)} for seat in range(num_workers)]
 
     def _start(self, seat: int) -> None:
@@ -55,7 +54,7 @@ class ElasticSupervisor(supervisor.Supervisor):
     def _take(self, event: Any) -> None:
         if isinstance(event, gang.WorkerExit):
             leaves = event.worker not in self._seats.staying()
-            self._has_finished |= event.returncode <= 0 and self._seats.has_ended()
+            self._has_finished |= event.returncode <= 0 and self._seats.status == "over"
             self._seats.over(event.worker, killed=event.returncode < 0)
             is_ending = self._verdict or self._faults or self._stop_code
             if not is_ending and self._goes_on(event, leaves=leaves):
@@ -68,7 +67,7 @@ class ElasticSupervisor(supervisor.Supervisor):
     def _goes_on(self, event: gang.WorkerExit, *, leaves: bool) -> bool:
         """Whether the run goes on without a process that has ended, or with another in its seat."""
         worker, code, options = event.worker, event.returncode, self._options
-        is_killed, has_begun = code < 0, self._seats.has_begun()
+        is_killed, has_begun = code < 0, self._seats.status != "begins"
         if code == 0 and has_begun and not self._has_finished:
             logger.info(f"worker {worker} ended before the run, without a fault; its seat is empty")
         if not is_killed and code not in (LEFT_OUT, REMOVED):
@@ -77,7 +76,7 @@ class ElasticSupervisor(supervisor.Supervisor):
         is_spent = is_killed and self._restarts >= most
         if is_spent and worker == 0 and not has_begun:
             return False  # the others would wait for what it has to say
-        if is_killed and has_begun and not (self._has_finished or self._seats.hold_state()):
+        if is_killed and has_begun and not (self._has_finished or self._seats.status == "goes"):
             return False  # those that are left have only begun to start
         self._workers.ended(worker)
         told = f"{supervisor.end_of(event)}; the others go on; "
@@ -101,23 +100,10 @@ class ElasticSupervisor(supervisor.Supervisor):
     def _fault(
         self, snapshots: Mapping[int, heartbeats.Snapshot | None], stopped: set[int]
     ) -> faults.Fault | None:
-        """The others leave out one that sleeps; it is at fault when it sleeps long. One that was
-        started late has its time, and so has one that does work of its own."""
-        now, options = time.monotonic(), self._options
-        self._slept = {k: self._slept.get(k, now) for k in stopped}
-        for worker, since in self._slept.items():
-            secs = now - since
+        for worker in stopped:  # none waits for one that is to end
             if self._has_finished or worker not in self._seats.staying():
                 self._workers.kill_one(worker)
-            elif secs > faults.FAULT_HEARTBEATS * options.heartbeat_secs:
-                return faults.Fault(worker, f"worker {worker}: stopped (SIGSTOP) for {secs:.0f} s")
-        looked_at = {
-            worker: said and _excused(said, now)
-            for worker, said in snapshots.items()
-            if worker not in stopped
-            and (said is not None or self._seats.began[worker] < now - options.start_secs)
-        }
-        return super()._fault(looked_at, set())
+        return super()._fault(snapshots, stopped)
 
     def _condemn(self, fault: faults.Fault) -> None:
         if fault.process is None:
@@ -164,14 +150,3 @@ class ElasticSupervisor(supervisor.Supervisor):
             self._guardian.add("control_group", group)
         self._start(seat)
         return f"worker {seat} is started"
-
-
-def _excused(said: heartbeats.Snapshot, now: float) -> heartbeats.Snapshot:
-    """What a process said, as if work of its own, which may take its time, had just begun."""
-    _, busy_secs = membership.patience()
-
-    def excused(e: heartbeats.Entry) -> heartbeats.Entry:
-        is_excused = e.phase in heartbeats.OWN_WORK and now - e.since < busy_secs
-        return e._replace(since=said.alive) if is_excused else e
-
-    return said._replace(entries=tuple(map(excused, said.entries)))

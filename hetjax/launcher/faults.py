@@ -31,9 +31,10 @@ def find_fault(
     snapshots: Mapping[int, heartbeats.Snapshot | None],
     *,
     now: float,
-    launched: float,
+    launched: Mapping[int, float],
     heartbeat_secs: float,
     start_secs: float,
+    busy_secs: float = 0.0,
     stopped: Collection[int] = (),
 ) -> Fault | None:
     """Names the worker that holds the others up.
@@ -47,9 +48,10 @@ def find_fault(
         snapshots: of each process that still runs; None: it has said nothing yet, and counts as
             starting since `launched`.
         now: monotonic seconds.
-        launched: when the processes were started, monotonic seconds.
+        launched: when each process was started, monotonic seconds.
         heartbeat_secs: how long a phase may take without a new call of `at`, roughly.
         start_secs: how long starting may take.
+        busy_secs: how long work of a process's own may take, if that is longer.
         stopped: the processes that the operating system reports as stopped.
 
     Returns:
@@ -59,17 +61,19 @@ def find_fault(
         >>> Entry, Snapshot = heartbeats.Entry, heartbeats.Snapshot
         >>> stuck = Snapshot(11, alive=99.9, entries=(Entry("computing", 50.0, 17, 1),))
         >>> waits = Snapshot(12, alive=99.9, entries=(Entry("waiting", 51.0, 17, 0),))
-        >>> find_fault({0: waits, 1: stuck}, now=100.0, launched=0.0, heartbeat_secs=30.0,
-        ...            start_secs=300.0).reason
+        >>> find_fault({0: waits, 1: stuck}, now=100.0, launched={0: 0.0, 1: 0.0},
+        ...            heartbeat_secs=30.0, start_secs=300.0).reason
         'worker 1: computing for 49 s in round 17'
     """
     limit_secs = FAULT_HEARTBEATS * heartbeat_secs
+    longer = dict.fromkeys(heartbeats.OWN_WORK, max(busy_secs, limit_secs))
+    longer["starting"] = start_secs
     silent: list[tuple[float, Fault]] = []
     overdue: list[tuple[float, Fault]] = []
-    entries_of = {process: _entries(said, launched) for process, said in snapshots.items()}
+    entries_of = {process: _entries(said, launched[process]) for process, said in snapshots.items()}
     for process, entries in entries_of.items():
         snapshot = snapshots[process]
-        alive = launched if snapshot is None else snapshot.alive
+        alive = launched[process] if snapshot is None else snapshot.alive
         # Imports and exits can hold the interpreter for long, so they have a limit of their own.
         may_be_silent = all(entry.phase in ("starting", "done") for entry in entries)
         state = "stopped (SIGSTOP)" if process in stopped else "frozen"
@@ -78,7 +82,7 @@ def find_fault(
             silent.append((now - alive, Fault(process, no_sign)))
         for entry in entries:
             age = now - entry.since
-            allowed = start_secs if entry.phase == "starting" else limit_secs
+            allowed = longer.get(entry.phase, limit_secs)
             if not (entry.phase == "starting" or process in stopped):
                 age = alive - entry.since  # what it did after its last word is not known
             if entry.phase not in ("waiting", "done") and age > allowed:

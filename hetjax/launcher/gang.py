@@ -6,6 +6,7 @@ alone, and all that a worker started can be ended with it. On Linux none outlive
 """
 
 import contextlib
+import dataclasses
 import os
 import pathlib
 import queue
@@ -119,39 +120,29 @@ class Guardian:
             self._process.stdin.write(line.encode())
 
 
+@dataclasses.dataclass
 class Gang:
-    """One process for each environment, all with the same command.
+    """Processes that all have the same command.
 
     Args:
         command: the program and its arguments.
-        environments: the variables that each process has beside those of this process.
         shares: gives the cores and the group of each process.
         log: gets what they print.
         events: gets an `WorkerExit` for each.
         guardian: is told of their process groups.
     """
 
-    def __init__(
-        self,
-        command: Sequence[str],
-        environments: Sequence[Mapping[str, str]],
-        *,
-        shares: cpu_shares.NoShares,
-        log: Log,
-        events: Events,
-        guardian: Guardian,
-    ):
-        self._shares, self._log, self._events, self._guardian = shares, log, events, guardian
-        self._command = command
+    _command: Sequence[str]
+    _shares: cpu_shares.NoShares
+    _log: Log
+    _events: Events
+    _guardian: Guardian
+
+    def __post_init__(self) -> None:
         self._running: dict[int, subprocess.Popen] = {}
         self._threads: list[threading.Thread] = []
-        self.launched = time.monotonic()
-        try:
-            for index, environment in enumerate(environments):
-                self.start(index, environment)
-        except OSError:
-            self.close()
-            raise
+        self.launched: dict[int, float] = {}
+        """When the newest process of each number was started, monotonic seconds."""
 
     @property
     def running(self) -> dict[int, int]:
@@ -194,7 +185,8 @@ class Gang:
             thread.join(max(0.0, deadline - time.monotonic()))
 
     def start(self, index: int, environment: Mapping[str, str]) -> None:
-        """Starts a process with these variables; one of its number that ran before has ended."""
+        """Starts a process with these variables beside those of this process; one of its number
+        that ran before has ended."""
         held = self._shares.confinement(index)
         cores = ",".join(map(str, held.cores))
         # The main thread starts it: the kernel takes the end of the thread that started a process
@@ -209,7 +201,7 @@ class Gang:
             start_new_session=True,
         )
         self._guardian.add("process_group", process.pid)
-        self._running[index] = process
+        self._running[index], self.launched[index] = process, time.monotonic()
         self._shares.started(index, process.pid)
         for pipe, to_stderr in ((process.stdout, False), (process.stderr, True)):
             self._begin(self._copy, pipe, index, to_stderr)

@@ -9,7 +9,6 @@ import os
 import pathlib
 import queue
 import tempfile
-import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -51,8 +50,6 @@ class Seats:
         self._directory, self._seats, self._starts = directory, seats, 0
         self.start_of: dict[int, int] = {}
         """The newest start in each seat that is taken."""
-        self.began: dict[int, float] = {}
-        """When that was started, monotonic seconds."""
         self._leaving: set[int] = set()
         directory.mkdir(mode=0o700)
         self._host = referee_host.RefereeHost(
@@ -64,9 +61,8 @@ class Seats:
     def take(self, seat: int) -> dict[str, str]:
         """The variables of the process that is to be started in a seat."""
         start, self._starts = self._starts, self._starts + 1
-        self.start_of[seat], self.began[seat] = start, time.monotonic()
+        self.start_of[seat] = start
         return {
-            "HETJAX_RUNTIME": "apart",
             "HETJAX_RUN": str(self._directory),
             "HETJAX_START": str(start),
             "HETJAX_PROCESS_ID": str(seat),
@@ -87,17 +83,10 @@ class Seats:
         for path in pieces:
             path.unlink(missing_ok=True)
 
-    def has_begun(self) -> bool:
-        """Whether it is decided which workers begin the run."""
-        return self._host.status != "begins"
-
-    def has_ended(self) -> bool:
-        """Whether the workers have said that all is written."""
-        return self._host.status == "over"
-
-    def hold_state(self) -> bool:
-        """Whether a member that has the state of the run lives."""
-        return self._host.status == "goes"
+    @property
+    def status(self) -> str:
+        """Of the run, as of `RefereeHost`."""
+        return self._host.status
 
     def staying(self) -> set[int]:
         """The seats of those that are not asked to leave."""

@@ -131,10 +131,7 @@ class Supervisor:
     _cache: pathlib.Path
     _stop_code: int = 0  # not 0: the user or the system asked for the end of the whole run
     _restarts: int = 0  # so far
-
-    @property
-    def _look_secs(self) -> float:
-        return min(self._options.heartbeat_secs / heartbeats.WRITES_PER_HEARTBEAT, 1.0)
+    _busy_secs: float = 0.0  # that the others wait for work of a worker's own
 
     def run(self) -> int:
         """Attempts until one is the last; the exit code."""
@@ -182,15 +179,12 @@ class Supervisor:
             self._told: exit_reports.ExitReport | None = None
             self._deadline: tuple[float, Callable[[], None]] | None = None
             self._workers = gang.Gang(
-                options.command,
-                self._environments(common),
-                shares=self._shares,
-                log=self._log,
-                events=self._events,
-                guardian=self._guardian,
+                options.command, self._shares, self._log, self._events, self._guardian
             )
-            self._next_look = self._workers.launched + self._look_secs
             with contextlib.closing(self._workers):
+                for index, variables in enumerate(self._environments(common)):
+                    self._workers.start(index, variables)
+                self._next_look = time.monotonic()
                 return self._follow()
 
     def _follow(self) -> Verdict:
@@ -320,11 +314,11 @@ class Supervisor:
         self._set_deadline(self._options.grace_secs, self._workers.kill)
 
     def _look(self, now: float) -> None:
-        late_secs = now - self._next_look
-        self._next_look = now + self._look_secs
-        if late_secs > self._options.heartbeat_secs / 2:
+        late_secs, heartbeat_secs = now - self._next_look, self._options.heartbeat_secs
+        self._next_look = now + min(heartbeat_secs / heartbeats.WRITES_PER_HEARTBEAT, 1.0)
+        if late_secs > heartbeat_secs / 2:
             # This process or the whole machine was stopped; the workers may have been, too.
-            self._next_look = now + self._options.heartbeat_secs
+            self._next_look = now + heartbeat_secs
             return
         if self._verdict or self._faults or self._stop_code not in (0, exit_reports.INTERRUPTED):
             return
@@ -351,6 +345,7 @@ class Supervisor:
             launched=self._workers.launched,
             heartbeat_secs=self._options.heartbeat_secs,
             start_secs=self._options.start_secs,
+            busy_secs=self._busy_secs,
             stopped=stopped,
         )
 

@@ -19,7 +19,6 @@ import contextlib
 import logging
 import os
 import pathlib
-import queue
 import sys
 import threading
 import time
@@ -113,17 +112,20 @@ class FailureDetector(Detector):
         self._is_leaving = False
         self._suspected: tuple[blocking_waits.Wait, float] | None = None  # since when, monotonic
         self._notices = stall_reporter.StallReporter(process, num_processes, store, self._roster)
-        self._later: queue.SimpleQueue[tuple[float, Callable[[], None]]] = queue.SimpleQueue()
         self._wake, self._over, self._closed = (threading.Event() for _ in range(3))
         self._thread = threading.Thread(target=self._run, name="hetjax-watch", daemon=True)
 
     def begin(self) -> None:
         """Hooks itself into this process, whose children are none of the run from now on."""
+        import asyncio  # the launcher, which imports this file, has no use for it
+
+        # Begun early: Python 3.12 starts no thread at its exit.
+        self._later = asyncio.new_event_loop()
+        threading.Thread(target=self._later.run_forever, name="hetjax-later", daemon=True).start()
         os.environ[process_info.JOINED] = str(os.getpid())
         self._hook, sys.excepthook = sys.excepthook, self._uncaught
         atexit.register(self._at_exit)  # registered after JAX's own, so called before it
         self._thread.start()
-        threading.Thread(target=self._carry_out, name="hetjax-watch-later", daemon=True).start()
         self._notices.begin()
 
     def follow(self, heartbeats: heartbeats_lib.Heartbeats) -> None:
@@ -332,21 +334,7 @@ class FailureDetector(Detector):
         os._exit(1 if self._end is None else self._end.code)
 
     def _after(self, secs: float, action: Callable[[], None]) -> None:
-        self._later.put((time.monotonic() + secs, action))
-
-    def _carry_out(self) -> None:
-        """What `_after` was asked for. Begun early: Python 3.12 starts no thread at its exit."""
-        due: list[tuple[float, Callable[[], None]]] = []
-        while True:
-            secs = max(0.0, min(at for at, _ in due) - time.monotonic()) if due else None
-            with contextlib.suppress(queue.Empty):
-                due.append(self._later.get(timeout=secs))
-            for each in [each for each in due if each[0] <= time.monotonic()]:
-                due.remove(each)
-                try:
-                    each[1]()
-                except Exception:  # or no later action would be carried out
-                    threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), None)))
+        self._later.call_soon_threadsafe(self._later.call_later, secs, action)
 
 
 def _endings_of(told: Mapping[str, Any], kind: str) -> dict[int, exit_reports.ExitReport]:

@@ -129,18 +129,15 @@ class _Writer(Heartbeats):
         self._write()
 
     def _write(self) -> None:
-        with self._writing:
-            entries = tuple(self._entries.values())
-            self._put(Snapshot(os.getpid(), time.monotonic(), entries, self._closed))
-
-    def _put(self, said: Snapshot) -> None:
         # One system call: each releases the interpreter. A process with a tenth of a core and busy
         # threads gets it back after a long time.
-        data = json.dumps(said._asdict()).encode()
-        data = b"%08x%08x" % (zlib.crc32(data), len(data)) + data
-        with contextlib.suppress(OSError):  # a full disk must not end the run
+        with self._writing, contextlib.suppress(OSError):  # a full disk must not end the run
+            entries = tuple(self._entries.values())
+            said = Snapshot(os.getpid(), time.monotonic(), entries, self._closed)
+            data = json.dumps(said._asdict()).encode()
+            data = b"%08x%08x" % (zlib.crc32(data), len(data)) + data
             os.pwrite(self._file.fileno(), data, self._num_written % 2 * _PLACE_BYTES)
-        self._num_written += 1
+            self._num_written += 1
 
 
 def start(environ: Mapping[str, str] = os.environ) -> Heartbeats:

@@ -71,11 +71,6 @@ class Passes:
         self.second = self._second(embedded)
         self._gradient = jax.jit(functools.partial(self._between, params))
 
-    @property
-    def num_bytes(self) -> int:
-        """Of all embeddings of a round, as they are sent."""
-        return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(self.gathered))
-
     def _all_rows(self, leaf: Any) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct((self._num * self._size, *leaf.shape[1:]), leaf.dtype)
 

@@ -218,7 +218,11 @@ def rule_of(
         )
     if alone:
         given = alone(loss_fn, per_example_rng=per_example_rng, metrics=metrics)
-    rules.check_metrics(given, metrics)
+    if missing := [name for name in metrics if name not in given.metrics]:
+        raise ValueError(
+            f"rule: loss_fn returns the metrics {', '.join(missing)}, and the rule's metrics lack "
+            "them"
+        )
     if changes_state and given.state_change is None:
         raise ValueError(
             "rule: loss_fn changes the model's state, and the rule's state_change is None; "

@@ -7,7 +7,7 @@ local forms run what `with_observer` returns.
 """
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -155,23 +155,6 @@ def check(rule: Any) -> None:
         raise ValueError(
             f"rule: {wrong}; it must be a hetjax.LocalRule(begin, add, finish), such as "
             "hetjax.local.gradients.gradient_sums(loss_fn)"
-        )
-
-
-def check_metrics(rule: LocalRule, metrics: Sequence[str]) -> None:
-    """Refuses a rule that would drop metrics of the loss.
-
-    Args:
-        rule: what the workers do.
-        metrics: names of those that the loss returns.
-
-    Raises:
-        ValueError: it adds up others.
-    """
-    if missing := [name for name in metrics if name not in rule.metrics]:
-        raise ValueError(
-            f"rule: loss_fn returns the metrics {', '.join(missing)}, and the rule's metrics lack "
-            "them"
         )
 
 

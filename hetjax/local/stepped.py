@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
 
 from hetjax import executor, starting, types
 from hetjax import mesh as mesh_lib
@@ -38,38 +37,21 @@ class LocalPlan(NamedTuple):
     may_close: bool = True  # by a gate
 
 
-class PassKeys:
-    """The key of each own worker's pass, on its device; made anew when a pass begins.
+def pass_keys(rng: jax.Array, where: mesh_lib.Placement) -> Callable[[np.ndarray], list[jax.Array]]:
+    """From the pass that each worker is in, i64[W], to the keys of the own workers' passes.
 
-    Args:
-        rng: of the run.
-        devices: of each worker.
-        workers: those of this process.
+    Each is on its worker's device; they are made anew when a pass begins.
     """
+    fold_in = executor.compiled(jax.random.fold_in)  # which models compile, too
+    devices = [where.devices[worker] for worker in where.own]
 
-    def __init__(
-        self, rng: jax.Array, devices: Sequence[jax.Device], workers: Sequence[int]
-    ) -> None:
-        self._rng, self._devices, self._workers = rng, devices, workers
-        self._fold_in = executor.compiled(jax.random.fold_in)  # which models compile, too
-        self._passes: np.ndarray | None = None
-        self._keys: list[jax.Array] = []
+    @functools.lru_cache(1)
+    def keys(passes: bytes) -> list[jax.Array]:
+        own = np.frombuffer(passes, np.int64)[where.own].tolist()
+        made = {each: fold_in(rng, np.uint32(each)) for each in set(own)}
+        return [jax.device_put(made[one], device) for one, device in zip(own, devices, strict=True)]
 
-    def __call__(self, passes: np.ndarray) -> list[jax.Array]:
-        """The keys of the pass that each worker is in, i64[W]."""
-        if self._passes is None or not np.array_equal(self._passes, passes):
-            self._passes = passes
-            own = passes[self._workers].tolist()
-            keys = {each: self._fold_in(self._rng, np.uint32(each)) for each in set(own)}
-            placed = zip(own, [self._devices[worker] for worker in self._workers], strict=True)
-            self._keys = [jax.device_put(keys[each], device) for each, device in placed]
-        return self._keys
-
-
-def warm_up_plan(num_workers: int, microbatch_size: int) -> stream.Assignment:
-    """A round of one microbatch of padding for every worker: compiles all, changes nothing."""
-    padding = np.full((num_workers, microbatch_size), stream.PADDING, np.int32)
-    return stream.Assignment(padding, np.arange(num_workers + 1), np.zeros(num_workers, int))
+    return lambda passes: keys(passes.tobytes())
 
 
 class Stepped:
@@ -87,10 +69,8 @@ class Stepped:
 
     Args:
         steps: the local rule; jitted here, so it compiles once for each device.
-        mesh: one device a worker; None: what they share lies on the first of `devices`, from where
+        where: of the workers; without a mesh what they share lies on the first device, from where
             it is moved to each worker's and back.
-        devices: of each worker.
-        workers: those of this process.
         clock: emulated or real clocks.
         gate: polled between microbatches; None: no round is closed.
         heartbeats: told what each worker does.
@@ -105,10 +85,8 @@ class Stepped:
     def __init__(
         self,
         steps: rules.LocalSteps,
-        mesh: Mesh | None,
+        where: mesh_lib.Placement,
         *,
-        devices: Sequence[jax.Device],
-        workers: Sequence[int],
         clock: clocks.WorkerClock,
         gate: gate_lib.Live | None,
         heartbeats: heartbeats_lib.Heartbeats,
@@ -118,11 +96,10 @@ class Stepped:
         finishes: bool = True,
         eager: bool = False,
     ) -> None:
-        self._begins, self._eager = begins, eager
-        self._depth, self._devices = depth, [devices[worker] for worker in workers]
-        self._mesh, self._clock, self._gate = mesh, clock, gate
-        self._heartbeats = heartbeats
-        self._workers = list(workers)
+        self._begins, self._eager, self._depth = begins, eager, depth
+        self._where, self._workers = where, where.own
+        self._devices = [where.devices[worker] for worker in where.own]
+        self._clock, self._gate, self._heartbeats = clock, gate, heartbeats
         finish = functools.partial(calls.finish, steps)
         self._finish = jitted.InPlace(finish, 1) if finishes else None
         jitted_add = calls.jit_add(steps, marked=depth > 1)
@@ -157,12 +134,9 @@ class Stepped:
             what they contribute, which the devices may not have computed yet; and what waits for
             them and says what they did.
         """
-        round_index, assigned, limits, feed, may_close = plan
+        round_index, assigned, _, feed, may_close = plan
         of_workers = shared.params, shared.model_state, shared.named.values, carried
-        if self._mesh is None:
-            rows = mesh_lib.rows_on(of_workers, self._devices)
-        else:
-            rows = mesh_lib.worker_rows(of_workers)
+        rows = self._where.rows(of_workers)
         handed_out = [shared.given] * len(self._workers)
         if jax.tree.leaves(shared.given):
             handed_out = [jax.device_put(shared.given, device) for device in self._devices]
@@ -180,14 +154,11 @@ class Stepped:
                 named = types.Named(self._frozen[index], values)
                 task = self._threads.submit(
                     work_of,
-                    round_index,
+                    plan,
                     worker,
                     types.Shared(params, handed_out[index], model_state, named),
                     begun,
-                    assigned.microbatches(worker, int(limits[worker])),
-                    int(assigned.passes[worker]),
                     rngs[index],
-                    feed,
                     gate,
                     host_work if self._is_alone else clocks.nothing,
                 )
@@ -223,21 +194,21 @@ class Stepped:
                 example_signs=stack_signs(signs, size) if self._signed else None,
             )
 
-        return mesh_lib.join_rows(contributed, self._mesh), work
+        return mesh_lib.join_rows(contributed, self._where.mesh), work
 
     def _work(
         self,
-        round_index: int | None,
+        plan: LocalPlan,
         worker: int,
         shared: types.Shared,
         carried: types.Carried,
-        rows: np.ndarray,
-        pass_index: int,
         rng: jax.Array,
-        feed: feed_lib.Feed,
         gate: gate_lib.Live | None,
         host_work: Callable[[], None],
     ) -> tuple[types.Contribution, Callable[[], _Measured]]:
+        round_index, assigned, limits, feed, _ = plan
+        rows = assigned.microbatches(worker, int(limits[worker]))
+        pass_index = int(assigned.passes[worker])
         ends = self._clock.ends(round_index, worker, len(rows))
         tell = None if gate is None else functools.partial(gate.finished, worker)
         times = clocks.Times(shared, self._has_started, None if self._clock.virtual else ends, tell)
@@ -281,7 +252,7 @@ class Stepped:
         if not is_ahead:
             told()
         contributed: Any = carried if self._finish is None else self._finish.call(shared, carried)
-        if self._mesh is None:
+        if self._where.mesh is None:
             contributed = jax.device_put(contributed, self._devices[0])
         if is_ahead and not self._is_alone:
             told = self._threads.submit(measured).result

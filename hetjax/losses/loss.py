@@ -316,9 +316,7 @@ def masked(
     ) -> tuple[jax.Array, Any]:
         ids, mask, examples = microbatch
         if positions is not None:
-            ids, mask, examples = jax.tree.map(
-                lambda x: jnp.take(x, positions, axis=0), (ids, mask, examples)
-            )
+            ids, mask, examples = jax.tree.map(lambda x: jnp.take(x, positions, axis=0), microbatch)
         key = key_of(rng, ids, per_example_rng=per_example_rng)
         change: types.PyTree = ()
         if isinstance(loss_fn, stateful.StatefulLoss) and jax.tree.leaves(model_state):

@@ -169,7 +169,7 @@ class StatefulLoss:
                 alike[path_of(path)] = jnp.append(bits.astype(jnp.float32), 1) * once
                 continue
             of_mode, times = (means, count) if mode == MEAN else (sums, count > 0)
-            times = times.astype(_wide(old))
+            times = times.astype(wide_type(old))
             of_mode[at] = (jnp.asarray(new, times.dtype) - jnp.asarray(old, times.dtype)) * times
         trees_of = functools.partial(jax.tree.unflatten, treedef)
         return types.StateChange(trees_of(means), trees_of(sums), alike)
@@ -226,8 +226,8 @@ def changed(state: types.PyTree, change: types.PyTree, num_examples: Any) -> typ
     return jax.tree.map_with_path(one, state, change.means, change.sums)
 
 
-def _wide(leaf: Any) -> Any:
-    """The type in which changes of a leaf are added up."""
+def wide_type(leaf: Any) -> Any:
+    """The type in which changes of a leaf are added up, and averages of it kept."""
     kind = jnp.result_type(leaf)
     return trees.wider(kind, jnp.float32) if jnp.issubdtype(kind, jnp.floating) else kind
 

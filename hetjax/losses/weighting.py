@@ -81,23 +81,12 @@ def counting(
     if added_up:
         divisor = jnp.sum(present * in_unit)
         return Counting(scale, jnp.broadcast_to(divisor, weights.shape), mean_loss)
-    if weighting != "shard_mean":
-        weights = counts * _mean_weight(weighting, weights, counts, shares)
+    # Of "shard" and "example", times the mean weight of an example: 1 to the bit without weights.
     factor = shares * len(shares)
-    if weighting == "example":
+    if weighting == "shard":
+        weights = counts * trees.over(jnp.sum(present * in_unit), jnp.sum(present))
+    elif weighting == "example":
+        weights = counts * trees.over(jnp.sum(weights), jnp.sum(counts))
         factor = metrics.example_count.astype(jnp.result_type(float)) / nominal
     divisor = jnp.where(weights > 0, weights / factor.astype(weights.dtype), 0)
     return Counting(None, divisor, mean_loss)
-
-
-def _mean_weight(
-    weighting: str, weights: jax.Array, counts: jax.Array, shares: jax.Array
-) -> jax.Array:
-    """The mean weight of an example of the round, f[]: over the shards, or as they were done.
-
-    1 to the bit where the examples have no weights.
-    """
-    if weighting == "shard":  # of the workers that did something
-        weights = shares * (weights / jnp.where(counts > 0, counts, 1))
-        counts = jnp.where(counts > 0, shares, 0)
-    return trees.over(jnp.sum(weights), jnp.sum(counts))

@@ -17,8 +17,7 @@ function that the run calls with it.
 and compared with another one. A record that is made by hand has none.
 """
 
-from __future__ import annotations
-
+import contextlib
 import functools
 import importlib
 import inspect
@@ -91,7 +90,7 @@ def make(
     prefix: str,
     unknown: Callable[[str], str] | None = None,
 ) -> Any:
-    """Makes a part, of arguments as a user gives them.
+    """Makes a part, of arguments as a user gives them; other options have their defaults.
 
     Args:
       factory: makes it.
@@ -102,16 +101,6 @@ def make(
     Raises:
       ValueError: an argument is wrong, unknown or missing; a line for each.
     """
-    return factory(**_checked(factory, arguments, prefix, unknown))
-
-
-def _checked(
-    factory: Callable[..., Any],
-    arguments: Mapping[str, Any],
-    prefix: str,
-    unknown: Callable[[str], str] | None = None,
-) -> dict[str, Any]:
-    """All options of a factory: the arguments that are right, and the defaults of others."""
     known, kept, lines = options_of(factory), {}, []
     for name, value in arguments.items():
         if name in known:
@@ -125,7 +114,7 @@ def _checked(
             mine = [f"{prefix}{each}" for each in known]
             hint = options.nearest_field(f"{prefix}{name}", mine)
             hint = hint or f" It has: {', '.join(mine) or 'none'}."
-            lines.append(f"{prefix}{name}: {_name_of(factory)!r} has no such option.{hint}")
+            lines.append(f"{prefix}{name}: {factory.__name__!r} has no such option.{hint}")
     for name in [each for each in known if each not in arguments]:
         kept[name] = known[name].default
         if known[name].is_required:
@@ -133,7 +122,8 @@ def _checked(
             lines.append(f"{prefix}{name}: missing, must be {must}: {known[name].says}.")
     if lines:
         raise ValueError("\n".join(lines))
-    return kept
+    made = factory.__wrapped__(**kept)  # type: ignore[attr-defined]
+    return remembered(made, factory, kept)
 
 
 def factory(function: Callable[_Arguments, _Part]) -> Callable[_Arguments, _Part]:
@@ -158,9 +148,7 @@ def factory(function: Callable[_Arguments, _Part]) -> Callable[_Arguments, _Part
         named = dict(zip(signature.parameters, args, strict=False))
         if len(args) > len(signature.parameters) or named.keys() & kwargs.keys():
             signature.bind(*args, **kwargs)  # Python's own words are the best here
-        arguments = _checked(checking, named | kwargs, f"{_name_of(function)}: ")
-        made = function(**arguments)  # type: ignore[call-arg]
-        return remembered(made, checking, arguments)
+        return make(checking, named | kwargs, f"{function.__name__}: ")
 
     setattr(checking, _IS_FACTORY, True)
     return checking
@@ -178,10 +166,6 @@ def is_factory(thing: Any) -> bool:
       thing: anything.
     """
     return getattr(thing, _IS_FACTORY, False)
-
-
-def _name_of(function: Callable[..., Any]) -> str:
-    return function.__qualname__.split(".")[-1]
 
 
 def remembered(made: Any, function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
@@ -246,28 +230,25 @@ def takes(function: Callable[..., Any], count: int, *names: str) -> bool:
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # of one that is not written in Python
         return True
-    try:
+    with contextlib.suppress(TypeError):
         signature.bind(*range(count), **dict.fromkeys(names))
-    except TypeError:
-        return False
-    return True
+        return True
+    return False
 
 
 def asked_for(function: Callable[..., Any], names: Sequence[str], skip: int = 0) -> tuple[str, ...]:
     """Those of `names` that are the name of an argument of a function, behind the first `skip`."""
-    try:
-        arguments = inspect.signature(function).parameters
-    except (TypeError, ValueError):  # of one that is not written in Python
-        return ()
-    return tuple(name for name in names if name in list(arguments)[skip:])
+    with contextlib.suppress(TypeError, ValueError):  # of one that is not written in Python
+        arguments = list(inspect.signature(function).parameters)[skip:]
+        return tuple(name for name in names if name in arguments)
+    return ()
 
 
 def array_of(given: Any) -> np.ndarray:
     """What a part returned as an array; of no shape and no numbers where it is none."""
-    try:
+    with contextlib.suppress(ValueError):  # a list of lists of several lengths
         return np.asarray(given)
-    except ValueError:  # a list of lists of several lengths
-        return np.asarray(None)
+    return np.asarray(None)
 
 
 def wrong_functions(part: Any, functions: Mapping[str, int]) -> str:

@@ -14,8 +14,6 @@ kept, or refuses it. A bool is not a number; an integer is good for a float, a l
 value for a tuple.
 """
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import dataclasses

@@ -188,10 +188,9 @@ def _assign(
 ) -> tuple[np.ndarray, AdaptiveState]:
     """The quotas of the candidate that is followed, changed by probes and by care."""
     caps = np.asarray(caps, np.int64)
-    if state.queued:
-        if total == state.budget and (caps == state.caps).all():
-            return state.wanted[state.chosen].copy(), state
-        state = _flushed(model, state)
+    if state.queued and total == state.budget and (caps == state.caps).all():
+        return state.wanted[state.chosen].copy(), state
+    state = _flushed(model, state)
     quotas, own = model.assign(state.fitted, total, caps)
     if ((state.caps > 0) != (caps > 0)).any():  # the candidates begin anew
         fresh, stay = _init(model, caps.size, state.budget), (state.caps > 0) | (caps == 0)

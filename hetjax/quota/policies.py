@@ -110,9 +110,7 @@ def assigned(
     """
     answer = policy.assign(state, total, caps.copy())
     is_pair = isinstance(answer, tuple) and len(answer) == 2
-    quotas = answer[0] if is_pair else None
-    if not isinstance(quotas, np.ndarray):
-        quotas = parts.array_of(quotas)
+    quotas = parts.array_of(answer[0] if is_pair else None)
     is_right = quotas.shape == caps.shape and quotas.dtype.kind in "iu"
     if is_right and quotas.sum() == total and (quotas >= 0).all() and (quotas <= caps).all():
         return quotas.astype(np.int64), answer[1]
@@ -290,9 +288,8 @@ def proportional(*, period_rounds: PeriodRounds = 0) -> QuotaPolicy:
             speeds = np.where(state.done > 0, state.done / state.secs, state.weights)
         return state._replace(weights=speeds, kept=_quotas_for(speeds, state.budget, state.caps))
 
-    if period_rounds:
-        return _controller(update, period_rounds)
-    return _controller(update, 1)._replace(of_epochs=functools.partial(_controller, update))
+    of_epochs = None if period_rounds else functools.partial(_controller, update)
+    return _controller(update, period_rounds or 1)._replace(of_epochs=of_epochs)
 
 
 @parts.factory

@@ -3,7 +3,7 @@
 `launch` makes an actor for each worker, with resources of its own; `loop` goes around the training
 function of a `JaxTrainer`. Ray is imported when they are called.
 
-- `joining` tells a process its number, how many there are, and where process 0 listens.
+- `joining` says where process 0 listens, and which nodes are drained.
 - `launching` starts all anew when one is lost; `actors` are those of one attempt.
 - `loops` reports a run to Ray Train.
 """

@@ -9,7 +9,8 @@ from collections.abc import Callable
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from hetjax.comm import elastic, membership
+from hetjax.comm import join as join_lib
+from hetjax.comm import membership, runtime
 from hetjax.comm.referee import Member
 from hetjax.launcher import environment
 from hetjax.liveness import exit_reports, failure_detector, stall_reporter
@@ -52,7 +53,7 @@ class Worker:
         """(how it ended, what it returned or in words why)."""
         return _ran(
             train_fn,
-            lambda: joining.join(own, size, address),
+            lambda: join_lib.join_processes(own, size, address),
             lambda result: _without_state(result) if own == 0 else None,
         )
 
@@ -61,12 +62,10 @@ class Worker:
     ) -> tuple[tuple[str, Any], Any]:
         """The same of a member of an elastic run: how it ended, with whether it took part and
         whether it leads, or in words why; and what the function returned."""
-        to_host = carrier.RayCarrier(host)
-        roster = membership.MembershipClient(
-            to_host, own, seats=seats, communicator=elastic.Elastic
-        )
+        roster = membership.MembershipClient(carrier.RayCarrier(host), own, seats=seats)
+        runtime.current().membership = roster  # what the function calls finds that it has joined
         try:
-            kind, value = _ran(train_fn, lambda: joining.join_elastic(roster), _without_state)
+            kind, value = _ran(train_fn, lambda: join_lib.join(None), _without_state)
         finally:
             roster.has_returned = True
         if kind == "lost":
@@ -75,7 +74,7 @@ class Worker:
 
 
 def _ran(
-    train_fn: Callable[[], Any], join: Callable[[], None], kept: Callable[[Any], Any]
+    train_fn: Callable[[], Any], join: Callable[[], object], kept: Callable[[Any], Any]
 ) -> tuple[str, Any]:
     of_ray = signal.signal(signal.SIGTERM, signal.SIG_DFL)  # no handler of the program's own
     try:

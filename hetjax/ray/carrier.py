@@ -13,7 +13,7 @@ _LOOK_SECS = 0.2  # after which a wait for others looks whether they are still w
 
 
 class RayCarrier(carrier.Carrier):
-    """As of `comm.carrier`.
+    """As of `comm.carrier`. Ray counts who knows a handle, and its store spills to the disk.
 
     Args:
         host: the actor of the referee's host.
@@ -47,12 +47,6 @@ class RayCarrier(carrier.Carrier):
             return ray.put(piece)
         except (ray.exceptions.RayError, OSError) as error:  # the node has lost its store
             raise carrier.LostRefereeError(str(error), is_final=True) from error
-
-    def let_go(self) -> None:
-        pass  # Ray counts who knows a handle
-
-    def check_room(self, sums: int, state: int, members: int) -> None:
-        pass  # Ray's store spills to the disk
 
     def take(
         self, handles: Sequence[Any], over: tuple[int, int], moved: Callable[[int], None]

@@ -35,7 +35,6 @@ class Start:
     call: Any  # of Ray: where it is, or the function that runs
     value: Any = None  # of Ray: what the function returns
     place: Any = None  # as `actors.Worker.tell`; None: Ray has no room yet
-    secs: float = 0.0  # monotonic, when it was asked for
 
 
 class Ended(NamedTuple):
@@ -47,6 +46,7 @@ class Ended(NamedTuple):
     is_lost: bool = False  # nobody has the state; a checkpoint may
 
 
+@dataclasses.dataclass
 class ElasticRun:
     """The actors of a run, and the referee's.
 
@@ -58,28 +58,26 @@ class ElasticRun:
         max_failures: how many starts may end before the run does.
         start_secs: how long it waits for room for all seats.
         late_secs: as of `launch`.
+        failures: starts that have ended so.
     """
 
-    def __init__(
-        self,
-        train_fn: Callable[[], Any],
-        bundles: list[dict[str, float]],
-        *,
-        attempt: int,
-        min_workers: int,
-        max_failures: int,
-        start_secs: float,
-        late_secs: float | None,
-    ) -> None:
+    train_fn: Callable[[], Any]
+    bundles: list[dict[str, float]]
+    attempt: int
+    min_workers: int
+    max_failures: int
+    start_secs: float
+    late_secs: float | None
+    failures: int = 0
+
+    def __post_init__(self) -> None:
         import ray
 
-        self._bundles, self._min_workers, self._start_secs = bundles, min_workers, start_secs
-        self._max_failures, self.failures = max_failures, 0
-        self._function = ray.put(train_fn)
-        self._variables = {**environment.allocator(), "HETJAX_ATTEMPT": str(attempt)}
+        self._function = ray.put(self.train_fn)
+        self._variables = {**environment.allocator(), "HETJAX_ATTEMPT": str(self.attempt)}
         self._variables["HETJAX_NUM_PROCESSES"] = "1"  # each has a JAX of its own
         here = ray.get_runtime_context().get_node_id()
-        late, busy = membership.patience(late_secs)
+        late, busy = membership.patience(self.late_secs)
         of_host: Any = referee_host.RefereeHost
         self._host: Any = (
             ray.remote(of_host)
@@ -104,7 +102,7 @@ class ElasticRun:
         """Begins the run, and follows it to its end."""
         import ray
 
-        for seat in range(len(self._bundles)):
+        for seat in range(len(self.bundles)):
             self._start(seat)
         self._await_room()
         self._founders = [s.member for _, s in sorted(self._starts.items()) if s.place]
@@ -115,9 +113,9 @@ class ElasticRun:
         return self._follow()
 
     def _start(self, seat: int) -> None:
-        actor = actors.make(self._bundles[seat], self._variables)
+        actor = actors.make(self.bundles[seat], self._variables)
         member, self._next = Member(seat, self._next), self._next + 1
-        self._starts[seat] = Start(member, actor, actor.tell.remote(), secs=time.monotonic())
+        self._starts[seat] = Start(member, actor, actor.tell.remote())
 
     def _await_room(self) -> None:
         """Waits until all seats have room, or `start_secs` are over.
@@ -131,18 +129,18 @@ class ElasticRun:
         while waiting := {s.call: s for s in self._starts.values() if s.place is None}:
             secs = time.monotonic() - began
             there = len(self._starts) - len(waiting)
-            if secs >= self._start_secs:
-                if there >= self._min_workers:
+            if secs >= self.start_secs:
+                if there >= self.min_workers:
                     break
                 raise ValueError(
-                    f"launch: Ray had room for {there} of {len(self._bundles)} seats within "
-                    f"{secs:.0f} s (start_secs), and min_workers is {self._min_workers}"
+                    f"launch: Ray had room for {there} of {len(self.bundles)} seats within "
+                    f"{secs:.0f} s (start_secs), and min_workers is {self.min_workers}"
                 )
             if secs >= said:
                 seats = ", ".join(str(s.member.rank) for s in waiting.values())
                 logger.warning(f"has waited {secs:.0f} s for room for seat {seats}")
                 said += stall_reporter.PERIOD_SECS
-            timeout = max(min(self._start_secs - secs, 1.0), 0.0)
+            timeout = max(min(self.start_secs - secs, 1.0), 0.0)
             for call in ray.wait(list(waiting), timeout=timeout)[0]:
                 self._has_room(waiting[call])
 
@@ -154,13 +152,13 @@ class ElasticRun:
         except ray.exceptions.RayError as error:
             said = f"worker {start.member.rank} did not start: {actors.shortly(error)}"
             self.failures += 1
-            if self.failures > self._max_failures:
+            if self.failures > self.max_failures:
                 raise RuntimeError(f"launch: {said}") from error
             logger.warning(said)
             self._start(start.member.rank)
 
     def _begin(self, start: Start) -> None:
-        seats = len(self._bundles)
+        seats = len(self.bundles)
         run = start.actor.run_elastic.options(num_returns=2)
         start.call, start.value = run.remote(self._function, self._host, start.member, seats)
 
@@ -240,7 +238,7 @@ class ElasticRun:
             if was_member and how != "left":
                 logger.warning(f"{said}; the run was over")
             return None
-        is_spent = self.failures > self._max_failures
+        is_spent = self.failures > self.max_failures
         if how != "left" and is_spent:
             if is_first or not self._starts:
                 return Ended(None, cause, said)

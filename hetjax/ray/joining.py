@@ -1,9 +1,8 @@
-"""Where do the processes of a run meet that Ray has started, and how does each learn its number?"""
+"""Where do the processes of a run meet that Ray has started, and which nodes go?"""
 
 from typing import Any
 
-from hetjax.comm import join as join_lib
-from hetjax.comm import membership, runtime
+from hetjax.comm import join
 
 _DRAINING_SECS = 1.0  # for an answer
 
@@ -13,7 +12,7 @@ def own_address() -> str:
     import ray
 
     host = ray.util.get_node_ip_address()
-    port = join_lib.find_port(host)
+    port = join.find_port(host)
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
@@ -53,20 +52,3 @@ def draining() -> set[str]:
         return set(client.get_draining_nodes(timeout=_DRAINING_SECS))
     except ray.exceptions.RayError:
         return set()
-
-
-def join(own: int, size: int, address: str) -> None:
-    """Joins the others; a `hetjax.join_processes` of the function finds that it has.
-
-    Args:
-        own: the number of this process.
-        size: of the run.
-        address: HOST:PORT of process 0.
-    """
-    join_lib.join_processes(own, size, address)
-
-
-def join_elastic(roster: membership.MembershipClient) -> None:
-    """Joins an elastic run; what the function calls finds that it has."""
-    runtime.current().membership = roster
-    join_lib.join(None)

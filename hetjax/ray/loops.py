@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from hetjax import extras
+from hetjax.comm import join
 from hetjax.ray import joining
 from hetjax.writers import hearing, naming, records
 
@@ -57,7 +58,7 @@ def loop(fn: Callable[..., Any]) -> Callable[..., Any]:
         own, size = context.get_world_rank(), context.get_world_size()
         if not jax.distributed.is_initialized():
             address = joining.own_address() if own == 0 else None
-            joining.join(own, size, collective.broadcast_from_rank_zero(address))
+            join.join_processes(own, size, collective.broadcast_from_rank_zero(address))
         with hearing.heard_by(reports):
             fn(*config)
         reports.end(leads=own == 0)

@@ -203,8 +203,7 @@ class Evaluator:
 
         `params` have no worker axis; `values` are those that the metrics may ask for.
         """
-        named = self._named
-        named = named._replace(values=values) if jax.tree.leaves(values) else named
+        named = self._named._replace(values=values) if jax.tree.leaves(values) else self._named
         self._feed.compare(self._num_done)
         self._num_done += 1
         totals, collected = self._zeros, []

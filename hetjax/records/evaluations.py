@@ -28,10 +28,8 @@ class Judge(NamedTuple):
         """Whether an evaluation is better than the best so far; one that is not finite never is."""
         if self.metric is None or not np.isfinite(values.get(self.metric, np.nan)):
             return False
-        if self.metric not in best:
-            return True
-        value, other = values[self.metric], best[self.metric]
-        return value > other if self.highest else value < other
+        other = best.get(self.metric, -np.inf if self.highest else np.inf)
+        return values[self.metric] > other if self.highest else values[self.metric] < other
 
 
 def judge(names: Mapping[str, list[str]], best_by: str, best_mode: str) -> Judge:
@@ -147,6 +145,10 @@ class Evaluations:
             logger.info("process 0 evaluates the examples that it was given, and no others")
         self._has_told = False
         self._prefixes = ("", _AVERAGE) if config.ema > 0 else ("",)
+        self.names = {  # of the metrics, of each set
+            set_name: [prefix + name for prefix in self._prefixes for name in evaluator.names]
+            for set_name, evaluator in self._of_sets.items()
+        }
 
     def __bool__(self) -> bool:
         return bool(self._of_sets) and self._setup.where.leads
@@ -156,14 +158,6 @@ class Evaluations:
         """Of each set, and of the metrics of it, by words."""
         of_sets = [evaluator.digests(name) for name, evaluator in self._of_sets.items()]
         return {name: digest for of_set in of_sets for name, digest in of_set.items()}
-
-    @property
-    def names(self) -> dict[str, list[str]]:
-        """Of the metrics, of each set."""
-        return {
-            set_name: [prefix + name for prefix in self._prefixes for name in evaluator.names]
-            for set_name, evaluator in self._of_sets.items()
-        }
 
     def __call__(
         self,
@@ -182,13 +176,12 @@ class Evaluations:
             average: of the parameters, in the same form; its metrics are `set_ema_metric`. None:
                 there is none.
         """
-        models = list(zip(self._prefixes, (params, average), strict=False))
-        models = [each for each in models if each[1] is not None]
         with executor.of(self._setup.config.form):
             found = {
                 f"{set_name}_{prefix}{name}": value
                 for set_name, evaluator in self._of_sets.items()
-                for prefix, model in models
+                for prefix, model in zip(self._prefixes, (params, average), strict=False)
+                if model is not None
                 for name, value in evaluator(model, values).items()
             }
         odd = [f"{name} {value}" for name, value in found.items() if not np.isfinite(value)]

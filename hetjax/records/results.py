@@ -217,9 +217,7 @@ def _evaluated(summary: dict[str, Any]) -> list[tuple[str, str]]:
     # What the best is judged by comes first, of every set, and their losses last.
     names = sorted(names, key=lambda n: (not n.endswith(f"_{metric}"), n.endswith("_loss")))
     rows = []
-    for name in names[:_MOST_METRICS]:
-        if name not in summary:
-            continue
+    for name in [each for each in names[:_MOST_METRICS] if each in summary]:
         value, best = summary[name], summary.get(f"best_{name}")
         text = _number(name, value)
         if best is not None and best != value:

@@ -1,7 +1,5 @@
 """``python -m hetjax.report RUN …``: the report of a run again, while it goes on, or of several."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import pathlib

@@ -1,7 +1,5 @@
 """How did a bilevel run go? The page of `fit_bilevel`: losses of both levels, and their rounds."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 from typing import Any

@@ -290,10 +290,8 @@ def to_svg(figure: Figure, name: str, label: str) -> str:
     text = buffer.getvalue()
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", text, flags=re.DOTALL)
-    view = re.search(r'viewBox="[^"]*"', text)
-    assert view is not None
-    head = f'<svg class="picture" role="img" aria-label="{label}" {view.group()}>'
-    text = re.sub(r"<svg[^>]*>", head, text, count=1)
+    head = rf'<svg class="picture" role="img" aria-label="{label}" \1>'
+    text = re.sub(r'<svg[^>]*(viewBox="[^"]*")[^>]*>', head, text, count=1)
     text = re.sub(r'<g id="[^"]*"', "<g", text).replace("xlink:href", "href")
     text = re.sub(r"font: ([^;\"']*?px)[^;\"]*", r"font: \1 var(--font)", text)
     text = re.sub(r"font-family: [^;\"]*", "font-family: var(--font)", text)

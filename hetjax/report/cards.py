@@ -6,8 +6,6 @@ Colab and on a page of documentation. Its text has the colour of the text around
 colours can be seen on a light and on a dark ground.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 

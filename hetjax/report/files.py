@@ -1,7 +1,5 @@
 """What has a run left in its workdir so far? Its files, and of one that goes on its numbers."""
 
-from __future__ import annotations
-
 import json
 import pathlib
 from collections.abc import Mapping

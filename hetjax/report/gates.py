@@ -1,7 +1,5 @@
 """What did the gate leave undone? Microbatches finished and returned, a picture and a table."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from hetjax.report import over_rounds, series, words

@@ -1,7 +1,5 @@
 """How far apart are the replicas, and what do they send? A picture, and its text."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from hetjax.report import canvas, series, words

@@ -1,7 +1,5 @@
 """Who exchanges with whom? Workers on a circle, and the links between them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """How did numbers move over steps and over seconds? The same lines in two panels."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What does the page hold, from top to bottom? Writes it as one HTML file."""
 
-from __future__ import annotations
-
 import importlib.resources
 import json
 from collections.abc import Sequence

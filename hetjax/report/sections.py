@@ -1,7 +1,5 @@
 """Which pictures does the page show, and what does it say of each? Headings, captions, keys."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection
 from functools import partial
 

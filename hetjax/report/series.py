@@ -4,8 +4,6 @@ A record is a line of ``metrics.jsonl``. Any of its fields may be missing. What 
 infinite becomes NaN, so the pictures show it as a gap.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

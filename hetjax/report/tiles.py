@@ -1,7 +1,5 @@
 """What are the key numbers of a run? Tiles, each of a name, a number and a line below."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,6 @@
 """The page of a run while it goes on: written anew as lines come, until the run has ended."""
 
-from __future__ import annotations
-
+import contextlib
 import datetime
 import pathlib
 import time
@@ -93,10 +92,8 @@ def no_training(run: files.Written) -> str:
 
 def _read(directory: pathlib.Path) -> files.Written | None:
     """The run; None while a run that begins anew replaces its files."""
-    try:
+    with contextlib.suppress(ValueError, OSError):
         return files.read(directory)
-    except (ValueError, OSError):
-        time.sleep(_LOOK_SECS)
-        if (directory / "config.json").exists() and (directory / "metrics.jsonl").exists():
-            return files.read(directory)
-        return None
+    time.sleep(_LOOK_SECS)
+    is_there = all((directory / name).exists() for name in ("config.json", "metrics.jsonl"))
+    return files.read(directory) if is_there else None

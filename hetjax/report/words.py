@@ -1,7 +1,5 @@
 """How does the report write a number? Short texts, empty where there is no number."""
 
-from __future__ import annotations
-
 import html
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -44,7 +42,7 @@ def ends(rows: Sequence[Any], line: Callable[[Any], list[str]], name: str) -> li
     return [*map(line, first), [f"… {hidden:,} {name} …"], *map(line, last)]
 
 
-def aligned(rows: Iterable[tuple[str, str]]) -> str:
+def aligned(rows: Sequence[tuple[str, str]]) -> str:
     """(name, text) of each row, as lines whose texts begin in one column.
 
     Example:
@@ -52,9 +50,8 @@ def aligned(rows: Iterable[tuple[str, str]]) -> str:
           loss    0.1
           rounds  20
     """
-    known = list(rows)
-    width = max(len(name) for name, _ in known)
-    return "\n".join(f"  {name:<{width}}  {text}" for name, text in known)
+    width = max(len(name) for name, _ in rows)
+    return "\n".join(f"  {name:<{width}}  {text}" for name, text in rows)
 
 
 def time_unit(secs: float) -> tuple[float, str]:

@@ -1,6 +1,8 @@
 """Makes what never changes in a run, top to bottom; no loop, nothing is trained yet."""
 
+import dataclasses
 import logging
+import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -16,7 +18,7 @@ from hetjax.comm import communicator as communicator_lib
 from hetjax.config import experiment as config_lib
 from hetjax.config import kinds
 from hetjax.data import feeding, owned
-from hetjax.inputs import order, refusals, replay, rule_identity
+from hetjax.inputs import arguments, order, refusals, replay, rule_identity
 from hetjax.liveness import heartbeats as heartbeats_lib
 from hetjax.local import clocks, embeddings, gradients, rules
 from hetjax.losses import loss as losses_lib
@@ -35,10 +37,8 @@ def build(
     optimizer: optax.GradientTransformation | None,
     source: Any,
     *,
-    config: config_lib.ExperimentConfig,
-    chosen: kinds.Parts,
+    given: arguments.Given,
     per_example_rng: bool,
-    rule: rules.LocalRule | None,
     more_rules: Mapping[str, rules.LocalRule],
     heartbeats: heartbeats_lib.Heartbeats,
     solved: broadcast_once.BroadcastOnce,
@@ -51,10 +51,8 @@ def build(
 
     Args:
         loss_fn, params, optimizer, source: as of `Run`.
-        config: checked.
-        chosen: policy, order, reducer and gate.
+        given: the configuration, checked, its parts, and what a worker does with its microbatches.
         per_example_rng: as of `fit`.
-        rule: what a worker does with its microbatches; None: gradients are added up.
         more_rules: of further kinds of rounds, by name, which have no update.
         heartbeats: say what this process does.
         solved: numbers that were solved before.
@@ -68,6 +66,7 @@ def build(
             that does not fit, an order that needs gradients with a rule that computes something
             else, or data that cannot be read.
     """
+    config, chosen = given.config, given.parts
     num_workers = config.cluster.num_workers
     where, own = place_workers(config), owned.Owned(source, config.data.sharing, several=several)
     if config.form == executor.EAGER and where.leads and communicator is None:
@@ -77,21 +76,17 @@ def build(
 
     first, keys = feeding.first_examples(config, source, per_example_rng=per_example_rng)
     model_state = _state_of(loss_fn, chosen.reducer)
-    of_loss = loss_fn, params, optimizer, first, keys, rule, by_name.named
-    tried = _try(config, chosen, *of_loss, leads=where.leads)
+    of_loss = loss_fn, params, optimizer, first, keys, by_name.named
+    tried = _try(given, *of_loss, leads=where.leads)
     rule, observer = tried.rule, tried.observer
 
     # What the rounds are made of.
     last = _last_of_pass(config, loss_fn, changes_state=tried.changes_state)
     stream = feeding.make_stream(config, own, where, chosen, last=last)
-    rounds = programs.rounds_of(config, stream.examples_per_epoch)
-    methods = setup_lib.Methods(
-        policy=policies.of_epochs(chosen.quota, rounds),
-        order=chosen.ordering,
-        observer=observer,
-        reducer=chosen.reducer.for_run(topology.RunFacts(num_workers, config.seed, solved)),
-        gate=chosen.gate,
-    )
+    rounds = math.ceil(stream.examples_per_epoch / programs.nominal_examples(config))
+    policy = policies.of_epochs(chosen.quota, rounds)
+    reducer = chosen.reducer.for_run(topology.RunFacts(num_workers, config.seed, solved))
+    methods = setup_lib.Methods(policy, chosen.ordering, observer, reducer, chosen.gate)
     cluster, emulated = make_cluster(config), bool(config.cluster.secs_per_microbatch)
     clock = _make_clock(config, chosen.gate, cluster if emulated else None)
     feed = feeding.make_feed(config, own, where, progress=begins.shown)
@@ -99,18 +94,19 @@ def build(
     gather = _make_gathering(communicator, config, observer, [rule, *more_rules.values()])
     company = setup_lib.Company(communicator, gather, heartbeats, solved)
 
-    maker = programs.Maker(
-        config=config,
-        where=where,
-        methods=methods,
-        clock=clock,
-        company=company,
-        model=types.Model(params, model_state, by_name.named),
-        begins=begins,
-        values=by_name.values,
-        rounds_an_epoch=stream.examples_per_epoch / programs.nominal_examples(config),
+    begun = state.make_train_state(
+        params,
+        optimizer,
+        observer=observer,
+        rule=rule,
+        model_state=model_state,
+        values=by_name.values.begun,
+        num_workers=where.num_rows,
+        averages=config.ema > 0,
+        memory_rows=setup_lib.memory_rows(config, observer),
+        mesh=where.mesh,
     )
-    return setup_lib.Setup(
+    setup = setup_lib.Setup(
         config,
         loss_fn,
         per_example_rng,
@@ -120,32 +116,13 @@ def build(
         stream,
         feed,
         company,
-        _programs(maker, tried, optimizer, more_rules),
-        _begun(maker, optimizer, rule),
+        begun,
         by_name,
         notes=tuple(getattr(source, "notes", ())),
         looks_at=None if tried.looks is None else (source, first),
     )
-
-
-def _begun(
-    maker: programs.Maker, optimizer: optax.GradientTransformation | None, rule: rules.LocalRule
-) -> types.TrainState:
-    """The state before the first round."""
-    params, model_state, named = maker.model
-    observer, where = maker.methods.observer, maker.where
-    return state.make_train_state(
-        params,
-        optimizer,
-        observer=observer,
-        rule=rule,
-        model_state=model_state,
-        values=named.values,
-        num_workers=where.num_rows,
-        averages=maker.config.ema > 0,
-        memory_rows=setup_lib.memory_rows(maker.config, observer),
-        mesh=where.mesh,
-    )
+    maker = programs.Maker(setup, types.Model(params, model_state, by_name.named), begins)
+    return dataclasses.replace(setup, programs=_programs(maker, tried, optimizer, more_rules))
 
 
 def _programs(
@@ -159,7 +136,7 @@ def _programs(
     _check_more(more_rules, observer)
     main = maker.make(rule, observer, optimizer, one_pass=passes is None)
     more = {kind: maker.make(each, kind=kind) for kind, each in more_rules.items()}
-    has_unsigned = observer is not None and maker.methods.order.balances is not None
+    has_unsigned = observer is not None and maker.setup.methods.order.balances is not None
     return setup_lib.Kinds(
         {setup_lib.MAIN: main} | more,
         unsigned=maker.make(rule, None, optimizer) if has_unsigned else None,
@@ -179,49 +156,39 @@ class _Tried(NamedTuple):
 
 
 def _try(
-    config: config_lib.ExperimentConfig,
-    chosen: kinds.Parts,
+    given: arguments.Given,
     loss_fn: losses_lib.LossFn,
     params: types.PyTree,
     optimizer: optax.GradientTransformation | None,
     first: types.PyTree,
     keys: jax.Array,
-    rule: rules.LocalRule | None,
     named: types.Named,
     *,
     leads: bool,
 ) -> _Tried:
     """Tries the loss, the rule and the order on the first microbatch and its key or keys."""
-    per_example_rng = keys.ndim > 0
+    config, chosen, rule, _ = given
+    per_example_rng, on_first = keys.ndim > 0, (loss_fn, params, first)
     with executor.of(config.form), named_lib.scope(named):
-        traced = losses_lib.check_loss(loss_fn, params, first, keys)
-        passes, rule = embeddings.passes_of(loss_fn, params, first, keys, config, chosen, rule)
+        traced = losses_lib.check_loss(*on_first, keys)
+        passes, rule = embeddings.passes_of(*on_first, keys, config, chosen, rule)
         if runtime.current().seats:
             refusals.check_apart(config, chosen, one_pass=passes is None)
-        rule_identity.check(
-            rule, loss_fn, params, first, optimizer, per_example_rng=per_example_rng
-        )
+        rule_identity.check(rule, *on_first, optimizer, per_example_rng=per_example_rng)
         of_loss, alone = (loss_fn, traced), rule is not None and rule.of_examples is not None
         rule = gradients.rule_of(rule, *of_loss, per_example_rng=per_example_rng)
-        observer = order.make(
-            chosen.ordering,
-            programs.sizes(config),
-            rule,
-            loss_fn,
-            params,
-            first,
-            changes_state=traced.changes_state,
-        )
+        sizes, changes_state = programs.sizes(config), traced.changes_state
+        observer = order.make(chosen.ordering, sizes, rule, *on_first, changes_state=changes_state)
     if leads and observer is not None and observer.dear and config.form != executor.EAGER:
         name = kinds.name_of("ordering", chosen.ordering)
         logger.warning(f"ordering.method={name!r}: {observer.dear}")
     is_meant = config.loss_over == "microbatch" and not alone
-    is_meant = traced.changes_state or is_meant or passes is not None
+    is_meant = changes_state or is_meant or passes is not None
     is_apart = losses_lib.is_apart(loss_fn) or config.microbatch_size == 1
     compares = observer is not None and observer.compares
     looks = not (is_meant or is_apart or compares) and parts_lib.is_ours(rule)
     seen = gradients.rule_of(None, *of_loss, per_example_rng=per_example_rng) if alone else rule
-    return _Tried(traced.changes_state, passes, rule, observer, seen if looks else None)
+    return _Tried(changes_state, passes, rule, observer, seen if looks else None)
 
 
 def _meet(where: mesh_lib.Placement, reducer: topology.Reducer) -> communicator_lib.Communicator:

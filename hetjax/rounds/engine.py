@@ -93,15 +93,10 @@ class Engine:
             agreement.check_same_run(self.recorded, alike, arguments.versions())
         store = store_lib.KeyValueStore("solutions") if several else None
         self.setup: setup_lib.Setup = build.build(
-            loss_fn,
-            point,
-            optimizer,
-            source=source,
+            *self._given,
+            given=given._replace(config=self.config),
             several=several,
-            config=self.config,
-            chosen=given.parts,
             per_example_rng=per_example_rng,
-            rule=given.rule,
             more_rules=rules or {},
             heartbeats=self.heartbeats,
             solved=broadcast_once.BroadcastOnce(store, leads=process.is_first, kept=solved),
@@ -123,7 +118,7 @@ class Engine:
         self.is_closed, self._opened = False, contextlib.ExitStack()
         self.warm: dict[str, run_state.Shapes] = {}
         """The kinds of rounds whose programs have run, and what these are given."""
-        self._pass_keys = stepped.PassKeys(setup.rng, setup.where.devices, setup.where.own)
+        self._pass_keys = stepped.pass_keys(setup.rng, setup.where)
         self.clock = round_report.HostClock()
         self._last_made: types.PyTree = None  # by the last round
         is_alone, nothing = setup.company.communicator.alone, contextlib.nullcontext
@@ -159,14 +154,8 @@ class Engine:
 
     def begin(self) -> RoundsState:
         """Before the first round."""
-        return RoundsState(
-            policies=planning.begun_policies(self.setup),
-            stream=self.setup.stream.init(),
-            passes=np.zeros(self.num_workers, int),
-            rounds_done=0,
-            generations=Generations(self),
-            generation=0,
-        )
+        policies, stream = planning.begun_policies(self.setup), self.setup.stream.init()
+        return RoundsState(policies, stream, np.zeros(self.num_workers, int), Generations(self))
 
     def is_complete(self, state: RoundsState | RunState) -> bool:
         """Whether as many examples are processed as the epochs have, or `max_rounds` are done."""

@@ -62,7 +62,7 @@ def check(
     began, where = time.perf_counter(), setup.where
     rows = mesh_lib.add_worker_axis(moved(mesh_lib.own_row(shared.params)), where.num_rows)
     points = mesh_lib.place(rows, where.mesh), shared.params
-    keys = stepped.PassKeys(setup.rng, where.devices, where.own)
+    keys = stepped.pass_keys(setup.rng, where)
     feed, drawn = _drawn(setup, *setup.looks_at)
     starts = np.arange(len(where.devices) + 1)
     sizes = [sum(x.nbytes for x in jax.tree.leaves(tree)) for tree in (rows, setup.by_name.frozen)]

@@ -85,9 +85,8 @@ def of(params: types.PyTree, opt_state: types.PyTree) -> types.PyTree:
 def told(params: types.PyTree, opt_state: types.PyTree) -> str:
     """What to say of an optimiser that is judged elsewhere; "": nothing. Leaves `[W, ...]`."""
     states = found(opt_state)
-    names = ", ".join(
-        dict.fromkeys(f"{_point(s)[0].__name__} of {type(s).__name__}" for s in states)
-    )
+    each = [f"{_point(state)[0].__name__} of {type(state).__name__}" for state in states]
+    names = ", ".join(dict.fromkeys(each))
     if isinstance(params, optax.LookaheadParams) or any(
         jax.eval_shape(jax.vmap(_at), state, params) is None for state in states
     ):

@@ -88,7 +88,10 @@ def warm_up_plan(
     setup: setup_lib.Setup, state: RoundsState, *, kind: str, signed: bool, given: types.PyTree
 ) -> Plan:
     """A round of one microbatch of padding for every worker: compiles all, changes nothing."""
-    assigned = stepped.warm_up_plan(len(setup.where.devices), setup.config.microbatch_size)
+    num_workers = len(setup.where.devices)
+    padding = np.full((num_workers, setup.config.microbatch_size), stream_lib.PADDING, np.int32)
+    starts, passes = np.arange(num_workers + 1), np.zeros(num_workers, int)
+    assigned = stream_lib.Assignment(padding, starts, passes)
     return Plan(
         state,
         stepped.LocalPlan(None, assigned, assigned.quotas, setup.feed),
@@ -123,12 +126,11 @@ def commit(setup: setup_lib.Setup, plan: Plan, executed: Executed) -> RoundsStat
         if (signs := work.example_signs) is not None:
             signs = _flipped(signs, executed.sums.flips)
         stream = setup.stream.commit(stream, plan.local.assigned, work.microbatches_done, signs)
-    return RoundsState(
+    return state._replace(
         policies={**state.policies, kind: policy},
         stream=stream,
         passes=plan.passes,
         rounds_done=state.rounds_done + 1,
-        generations=state.generations,
         generation=state.generation + 1,
     )
 

@@ -4,7 +4,6 @@ Each kind has programs of its own, made of the parts that all kinds share.
 """
 
 import dataclasses
-import math
 from typing import Any
 
 import jax
@@ -16,26 +15,19 @@ from hetjax import parts as parts_lib
 from hetjax.comm import communicator as communicator_lib
 from hetjax.comm import key_value_store as store_lib
 from hetjax.config import experiment as config_lib
-from hetjax.local import clocks, fused, jitted, rules, stepped
+from hetjax.local import fused, jitted, rules, stepped
 from hetjax.local.virtual import Virtual
-from hetjax.losses import named as named_lib
 from hetjax.rounds import reduce, sync
 from hetjax.rounds import setup as setup_lib
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class Maker:
     """Makes the programs of each kind of round, of what all kinds share."""
 
-    config: config_lib.ExperimentConfig
-    where: mesh_lib.Placement
-    methods: setup_lib.Methods
-    clock: clocks.WorkerClock
-    company: setup_lib.Company
+    setup: setup_lib.Setup  # without its programs
     model: types.Model  # before the first round, without worker axis
     begins: starting.Starting
-    values: named_lib.Values
-    rounds_an_epoch: float
 
     def make(
         self,
@@ -48,32 +40,28 @@ class Maker:
     ) -> setup_lib.Programs:
         """The programs of one kind; without an optimiser its rounds have no update. A round may be
         of several passes, of which the last is given what the others found."""
+        setup, mesh = self.setup, self.setup.where.mesh
         steps = rules.with_observer(rule, observer, updates=optimizer is not None)
-        mesh = self.where.mesh
         sums = _make_sums(self, rule)
-        communicator = self.company.communicator
+        communicator = setup.company.communicator
         has_more = rule.keeps_worker or bool(jax.tree.leaves(self.model.state))
         has_more = observer is not None or (has_more and not communicator.carries_more)
         if not communicator.has_collectives and (has_more or not sums.meet_before):
             raise ValueError(self._refusal(rule))
-        if mesh is None:  # as `mesh_lib.place`
-            of_rows: Any = jax.sharding.SingleDeviceSharding(self.where.devices[0])
-        else:
-            of_rows = mesh_lib.worker_sharding(mesh)
         # The gathering and the sums of several processes take contributions as they are.
-        packed = self.config.form == "stepped" and self.company.communicator.alone
+        packed = setup.config.form == "stepped" and communicator.alone
         begin = sync.make_begin(steps, mesh, packed=packed)
         # In one program with the update, where nothing stands between them. Gossip has no sum over
         # the workers there, and XLA would round in another way.
         late = packed and mesh is not None and optimizer is not None and one_pass
-        late = late and self.methods.reducer.mixing is None
+        late = late and setup.methods.reducer.mixing is None
         return setup_lib.Programs(
             kind=kind,
             rule=rule,
             updates=optimizer is not None,
             local=_make_local(self, steps, signed=observer is not None, finishes=not late),
-            begin=executor.compiled(jax.jit(begin, out_shardings=of_rows)),
-            sync=_make_sync(self, steps, observer, optimizer, sums, finishes=late),
+            begin=executor.compiled(jax.jit(begin, out_shardings=mesh_lib.worker_sharding(mesh))),
+            sync=_make_sync(setup, steps, observer, optimizer, sums, finishes=late),
             sums=sums,
             steps=steps,
             finishes_late=late,
@@ -84,8 +72,8 @@ class Maker:
         shapes = rules.contribution_shapes(rule, *self.model)
         dtypes = sorted({str(leaf.dtype) for leaf in jax.tree.leaves(shapes)})
         dtypes = dtypes or ["arrays whose shapes depend on what a round is given"]
-        methods, weighted = self.methods, weighting(self.config, gossips=False)
-        return self.company.communicator.no_collectives + (
+        methods, weighted = self.setup.methods, weighting(self.setup.config, gossips=False)
+        return self.setup.company.communicator.no_collectives + (
             "They can add up gradients in memory: with reducer='all_reduce', an order that looks "
             "at no gradients, such as 'random_reshuffling', data.weighting='example' where shards "
             "are private, a model without state (BatchNorm has some), a rule that keeps nothing of "
@@ -104,11 +92,6 @@ def nominal_examples(config: config_lib.ExperimentConfig) -> int:
     return config.budget * config.microbatch_size
 
 
-def rounds_of(config: config_lib.ExperimentConfig, num_examples: int) -> int:
-    """Full rounds of an epoch, rounded up."""
-    return math.ceil(num_examples / nominal_examples(config))
-
-
 def weighting(config: config_lib.ExperimentConfig, *, gossips: bool) -> str:
     """What is minimised; without shards and gossip all examples are in one sum."""
     has_parts = gossips or config.data.sharing != "shared"
@@ -117,15 +100,16 @@ def weighting(config: config_lib.ExperimentConfig, *, gossips: bool) -> str:
 
 def _make_sums(common: Maker, rule: rules.LocalRule) -> communicator_lib.Sums:
     """How the sums meet: before the sync program where they are one plain sum."""
-    is_plain, communicator = common.methods.reducer.is_plain_sum, common.company.communicator
-    in_one_unit = rule.weight_grads is None and weighting(common.config, gossips=False) == "example"
+    setup = common.setup
+    is_plain, communicator = setup.methods.reducer.is_plain_sum, setup.company.communicator
+    in_one_unit = rule.weight_grads is None and weighting(setup.config, gossips=False) == "example"
     if is_plain and in_one_unit and not communicator.alone:
         return communicator.sums(rules.contribution_shapes(rule, *common.model))
     return communicator_lib.Sums()
 
 
 def _make_sync(
-    common: Maker,
+    setup: setup_lib.Setup,
     steps: rules.LocalSteps,
     observer: ordering.Observer | None,
     optimizer: optax.GradientTransformation | None,
@@ -134,7 +118,7 @@ def _make_sync(
     finishes: bool,
 ) -> jitted.InPlace:
     """What the workers contributed is used up, unless all devices read it in one place."""
-    config, reducer, where = common.config, common.methods.reducer, common.where
+    config, reducer, where = setup.config, setup.methods.reducer, setup.where
     how = reduce.How(
         reducer,
         config.cluster.num_workers,
@@ -144,11 +128,10 @@ def _make_sync(
         optimizer=optimizer,
         nonfinite=config.nonfinite,
         ema=config.ema,
-        values=common.values,
-        rounds_an_epoch=common.rounds_an_epoch,
+        values=setup.by_name.values,
+        rounds_an_epoch=setup.rounds_an_epoch,
     )
-    of_mesh: Any = {"mesh": where.mesh, "finishes": finishes}
-    synchronise = sync.make_sync(how, steps, observer=observer, **of_mesh)
+    synchronise = sync.make_sync(how, steps, mesh=where.mesh, observer=observer, finishes=finishes)
     options: dict[str, Any] = {}
     if where.mesh is not None and len(where.own) < where.mesh.size:
         rows, whole = mesh_lib.worker_sharding(where.mesh), mesh_lib.everywhere(where.mesh)
@@ -160,8 +143,8 @@ def _make_sync(
 def _make_local(
     common: Maker, steps: rules.LocalSteps, *, signed: bool, finishes: bool
 ) -> stepped.Stepped | fused.Fused | Virtual:
-    config, methods, clock = common.config, common.methods, common.clock
-    mesh, devices = common.where.mesh, common.where.devices
+    setup = common.setup
+    config, methods, clock, where = setup.config, setup.methods, setup.speeds.clock, setup.where
     if config.form == "virtual":
         return Virtual(
             steps,
@@ -171,25 +154,24 @@ def _make_local(
             same_evidence=methods.order.coordinated,
             replicas_equal=methods.reducer.keeps_replicas_equal,
         )
-    if config.form == "fused" and mesh is not None:
-        return fused.Fused(steps, mesh, clock=clock, max_microbatches=most_microbatches(config))
+    if config.form == "fused" and where.mesh is not None:
+        most = sizes(config).max_microbatches
+        return fused.Fused(steps, where.mesh, clock=clock, max_microbatches=most)
     gate = None
     if methods.gate.closes and not config.replay and not clock.virtual:
-        alone = len(common.where.own) == len(devices)
-        communicator = common.company.communicator
+        alone = len(where.own) == len(where.devices)
+        communicator = setup.company.communicator
         board = None if alone else store_lib.RoundStore("gate", lambda: communicator.round_number)
         gate = gates.begin(methods.gate, board)
     return stepped.Stepped(
         steps,
-        mesh,
-        devices=devices,
-        workers=common.where.own,
+        where,
         clock=clock,
         gate=gate,
-        heartbeats=common.company.heartbeats,
+        heartbeats=setup.company.heartbeats,
         begins=common.begins,
         signed=signed,
-        depth=config.dispatch_depth or (1 if gate or devices[0].platform == "cpu" else 2),
+        depth=config.dispatch_depth or (1 if gate or where.devices[0].platform == "cpu" else 2),
         finishes=finishes,
         eager=config.form == executor.EAGER,
     )
@@ -197,10 +179,5 @@ def _make_local(
 
 def sizes(config: config_lib.ExperimentConfig) -> ordering.Sizes:
     """For which an order's observer is made."""
-    most = most_microbatches(config)
+    most = min(config.quota.max_microbatches or config.budget, config.budget)
     return ordering.Sizes(config.cluster.num_workers, config.microbatch_size, most)
-
-
-def most_microbatches(config: config_lib.ExperimentConfig) -> int:
-    """That one worker can be given in a round."""
-    return min(config.quota.max_microbatches or config.budget, config.budget)

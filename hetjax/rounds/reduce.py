@@ -36,8 +36,8 @@ class Form(NamedTuple):
     sum: Callable[[types.PyTree], types.PyTree]
     """The reducer's."""
 
-    mix: Callable[[types.PyTree, Any], types.PyTree]
-    """`(params, active) -> params`, a gossiping reducer's; as it is where none gossips."""
+    mix: Any
+    """`(params, active) -> params`, a gossiping reducer's; None where none gossips."""
 
     coordinate: Callable[[types.PyTree, types.PyTree], tuple[types.PyTree, Any]]
     """`(memory, evidence) -> (memory, flips)`, the observer's; `flips` is () without one."""
@@ -49,7 +49,7 @@ def collective(reducer: reducers.Reduction, observer: ordering.Observer | None) 
     return Form(
         each=lambda function, in_axes=0, out_axes=0: function,
         sum=lambda sums: reducer.collective(sums, _AXIS),
-        mix=_nothing if mixing is None else lambda p, active: mixing.collective(p, active, _AXIS),
+        mix=None if mixing is None else lambda p, active: mixing.collective(p, active, _AXIS),
         coordinate=(lambda memory, evidence: (memory, ()))
         if observer is None
         else lambda memory, evidence: observer.coordinate(memory, evidence, _AXIS),
@@ -62,7 +62,7 @@ def array(reducer: reducers.Reduction, observer: ordering.Observer | None) -> Fo
     coordinate = of_one.coordinate
     if observer is not None:
         coordinate = _of_shared(observer.coordinate_array or _each_row(of_one.coordinate))
-    mix = _nothing if mixing is None else mixing.array
+    mix = None if mixing is None else mixing.array
     return Form(_each_row, reducer.array or _each_row(of_one.sum), mix, coordinate)
 
 
@@ -82,10 +82,6 @@ def _of_shared(coordinate: Callable) -> Callable:
         return jax.tree.map(lambda x: x[:1], rows), flips
 
     return of_rows
-
-
-def _nothing(params: types.PyTree, active: types.Exchanges) -> types.PyTree:
-    return params
 
 
 class Reduced(NamedTuple):

@@ -49,7 +49,7 @@ def to_arrays(
     # Where the leader changes, what others keep is in their processes, and goes so.
     for name in setup.kept_rows if setup.where.leading is None else ():
         rows = state_lib.all_rows(getattr(train, name))
-        if _are_equal(rows):
+        if all((leaf == leaf[:1]).all() for leaf in jax.tree.leaves(rows)):
             rows = jax.tree.map(lambda leaf: leaf[:1], rows)
         arrays |= leaves.flatten(rows, name)
     if judged.found(train.opt_state):
@@ -61,10 +61,8 @@ def to_arrays(
 def best_to_arrays(best: types.PyTree) -> dict[str, np.ndarray]:
     """The best parameters, or the best `Model`, by name; None: there are none."""
     model = best if isinstance(best, types.Model) else types.Model(best, ())
-    return {
-        **leaves.flatten(model.params, "best_params"),
-        **leaves.flatten(model.state, "best_model_state"),
-    }
+    arrays = leaves.flatten(model.params, "best_params")
+    return arrays | leaves.flatten(model.state, "best_model_state")
 
 
 def best_from_arrays(
@@ -360,13 +358,6 @@ def _policies(
 
 def _num_rows(rows: types.PyTree) -> int:
     return next((len(leaf) for leaf in jax.tree.leaves(rows)), 0)
-
-
-def _are_equal(rows: types.PyTree) -> bool:
-    return all(
-        np.array_equal(leaf, np.broadcast_to(leaf[:1], leaf.shape))
-        for leaf in jax.tree.leaves(rows)
-    )
 
 
 def fitted(rows: types.PyTree, num_workers: int) -> types.PyTree:

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from hetjax import executor, reported, types
+from hetjax import executor, reported, trees, types
 from hetjax import mesh as mesh_lib
 from hetjax import parts as parts_lib
 from hetjax.comm import key_value_store as store_lib
@@ -173,29 +173,32 @@ class Report:
             ValueError: the weight that a rule of the user's makes is not finite, or microbatches
                 changed an integer of the model's state unlike one another.
         """
+        setup, plan, index = self._setup, self._plan, self._plan.local.round_index
         for name in (name for name, is_unlike in dict(self.totals.unlike).items() if is_unlike):
             raise ValueError(
-                f"round {self._plan.local.round_index}: the microbatches changed {name} of the "
+                f"round {index}: the microbatches changed {name} of the "
                 f"model's state unlike one another. state_reduce={{{name!r}: 'sum'}} adds up the "
                 "changes of integers over microbatches; a mean of others needs floating point"
             )
         bad = np.flatnonzero(self.totals.nonfinite_microbatch >= 0)
-        if not bad.size or self._setup.config.nonfinite != "stop":
+        if not bad.size or setup.config.nonfinite != "stop":
             weights = np.asarray(self.totals.worker_weights)  # what is skipped is in none of them
-            if not np.isfinite(weights).all():
-                raise self._of_weights(weights)
+            for each in np.flatnonzero(~np.isfinite(weights)):
+                finish = parts_lib.path_of(plan.programs.rule.finish)
+                raise ValueError(
+                    f"rule: finish, {finish}, returned the weight {weights[each]} of worker "
+                    f"{each} in round {index}; it must be finite"
+                )
             return
-        setup, plan = self._setup, self._plan
         worker = int(next((w for w in bad if w in setup.where.own), bad[0]))
         position = int(self.totals.nonfinite_microbatch[worker])
         rows = plan.local.assigned.microbatches(worker)[: position + 1]
         told = f"{self._cause(worker, rows)} ".lstrip()
         is_given = nonfinite.COMES in told
         way = "Make that finite" if is_given else "Lower the learning rate or clip gradients"
-        is_one_sum = self._setup.programs.embedding is not None  # over the examples of all workers
-        if self._plan.programs.updates and not is_one_sum:  # else others go on from the sum
+        is_one_sum = setup.programs.embedding is not None  # over the examples of all workers
+        if plan.programs.updates and not is_one_sum:  # else others go on from the sum
             way += ", or set nonfinite='skip' or 'skip_update'"
-        index = plan.local.round_index
         raise NonFiniteError(
             f"round {index}: the loss or a gradient of worker {worker}'s microbatch {position} is "
             f"not finite (examples {nonfinite.shown(rows[-1])}). {told}{way}"
@@ -224,12 +227,10 @@ class Report:
         setup, plan, state = self._setup, self._plan, self._state_of(self)
         if not isinstance(state, types.TrainState):
             return ""
-        own, devices = setup.where.own.index(worker), setup.where.devices
         of_worker = state.params, state.kept._replace(memory=())
-        is_one = setup.where.mesh is None
-        found = mesh_lib.rows_on(of_worker, devices) if is_one else mesh_lib.worker_rows(of_worker)
-        params, kept = jax.tree.map(lambda leaf: leaf[0], found[own])
-        (frozen,) = mesh_lib.copies(setup.frozen, [devices[worker]])
+        own = setup.where.rows(of_worker)[setup.where.own.index(worker)]
+        params, kept = trees.first_row(own)
+        (frozen,) = mesh_lib.copies(setup.frozen, [setup.where.devices[worker]])
         pass_index = int(plan.local.assigned.passes[worker])
         shared = types.shared(params, plan.given, kept, frozen)
         with named_lib.scope(shared.named):
@@ -241,15 +242,6 @@ class Report:
                 kept=kept.worker,
                 rng=jax.random.fold_in(setup.rng, pass_index),
             )
-
-    def _of_weights(self, weights: np.ndarray) -> ValueError:
-        """That one of them is not finite."""
-        worker = int(np.flatnonzero(~np.isfinite(weights))[0])
-        finish = self._plan.programs.rule.finish
-        return ValueError(
-            f"rule: finish, {parts_lib.path_of(finish)}, returned the weight {weights[worker]} of "
-            f"worker {worker} in round {self._plan.local.round_index}; it must be finite"
-        )
 
     def check_reducer(self, sums: sync.Synchronised) -> None:
         """Looks at what a reducer of the user's made, if it says that replicas stay equal.

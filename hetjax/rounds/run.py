@@ -119,7 +119,7 @@ class Run(engine.Engine):
         state = RunState(begun, (), setup.methods.observer is not None, rounds)
         if setup_lib.MAIN not in self.warm:
             with self.begins.stage("compiling"):
-                state = warm_up.of_run(self, self._execute, state, setup_lib.MAIN, given)
+                state = warm_up.of_run(self, state, setup_lib.MAIN, given)
         return state if state.carried else state._replace(carried=self._carried(begun, given))
 
     def _carried(self, train: types.TrainState, given: types.PyTree) -> Any:
@@ -184,9 +184,8 @@ class Run(engine.Engine):
 
     def done(self, state: RunState) -> bool:
         """Whether all epochs or rounds are, or the trace or the iterable has no more of them."""
-        if self.is_complete(state) or self.is_end_of_trace(state):
-            return True
-        return bool(self.end_of_source(state))
+        is_over = self.is_complete(state) or self.is_end_of_trace(state)
+        return is_over or bool(self.end_of_source(state))
 
     @jax.transfer_guard("allow")
     def params(self, state: RunState) -> tuple[types.PyTree, dict[str, float] | None]:
@@ -284,10 +283,10 @@ class Run(engine.Engine):
         """
         if kind not in self.warm:
             run_state.check_state(state, self)
-            state = executor.moving(warm_up.of_run)(self, self._execute, state, kind, given)
+            state = executor.moving(warm_up.of_run)(self, state, kind, given)
         plan = self.open(state, kind=kind, given=given, again=again)
         with jax.profiler.StepTraceAnnotation("round", step_num=plan.local.round_index):
-            execute = executor.moving(self._execute)
+            execute = executor.moving(self.execute)
             executed = execute(state, plan, request=request, meanwhile=meanwhile)
             rounds, report = executor.moving(self.close_round)(executed)
         report.mean, report.own = executed.sums.mean, executed.sums.own
@@ -295,7 +294,7 @@ class Run(engine.Engine):
 
     # --- What a round is made of ---
 
-    def _execute(self, state: RunState, plan: Plan, **options: Any) -> Executed:
+    def execute(self, state: RunState, plan: Plan, **options: Any) -> Executed:
         """Does a round, and spends the state: local phase, gathering, sync phase.
 
         Args:
@@ -373,9 +372,5 @@ class Run(engine.Engine):
 
 def _both(first: types.Work, second: types.Work) -> types.Work:
     """The work of a round of two passes: their times add up."""
-    return second._replace(
-        **{
-            name: getattr(first, name) + getattr(second, name)
-            for name in ("first_secs", "compute_secs", "overruns", "host_secs", "local_secs")
-        }
-    )
+    names = "first_secs", "compute_secs", "overruns", "host_secs", "local_secs"
+    return second._replace(**{each: getattr(first, each) + getattr(second, each) for each in names})

@@ -33,9 +33,9 @@ class RoundsState(NamedTuple):
     policies: dict[str, Any]  # of each kind of round, what its quota policy knows
     stream: stream_lib.StreamState
     passes: np.ndarray  # i64[W]: that each worker's order is in, as its device part knows
-    rounds_done: int
     generations: Generations
-    generation: int
+    rounds_done: int = 0
+    generation: int = 0
 
 
 class RunState(NamedTuple):
@@ -82,13 +82,13 @@ def check_state(state: Any, run: Any) -> RoundsState:
     return rounds
 
 
-def check_given(given: types.PyTree, shapes: Shapes | None) -> None:
+def check_given(given: types.PyTree, shapes: Shapes) -> None:
     """Refuses values of a round that are not of the shapes that its kind began with.
 
     Raises:
         ValueError: they are not.
     """
-    if shapes is not None and shapes_of(given) != shapes:
+    if shapes_of(given) != shapes:
         raise ValueError(
             f"Run: given has {_described(shapes_of(given))}, and this kind of round began with "
             f"{_described(shapes)}"

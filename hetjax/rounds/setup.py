@@ -113,6 +113,9 @@ class Kinds:
             programs.local.close()
 
 
+_NO_PROGRAMS = Kinds({}, None, None)
+
+
 @dataclasses.dataclass(frozen=True)
 class Setup:
     """What never changes in a run."""
@@ -126,11 +129,11 @@ class Setup:
     stream: stream_lib.Stream
     feed: feed_lib.Feed
     company: Company
-    programs: Kinds
     begun: types.TrainState  # before the first round
     by_name: named_lib.Beside  # what the loss may ask for
     notes: tuple[str, ...]  # of the source, for the report
     looks_at: Any  # (source, first examples), to see whether examples are apart; None: they are
+    programs: Kinds = _NO_PROGRAMS  # made of all the rest
 
     @property
     def is_stateful(self) -> bool:
@@ -168,8 +171,7 @@ class Setup:
         """Jitted; None where the order observes nothing."""
         if self.methods.observer is None:
             return None
-        mesh = self.where.mesh
-        of_rows = None if mesh is None else mesh_lib.worker_sharding(mesh)
+        of_rows = mesh_lib.worker_sharding(self.where.mesh)
         made = sync.make_new_pass(self.methods.observer)
         return executor.compiled(jax.jit(made, donate_argnums=(0, 1), out_shardings=of_rows))
 
@@ -214,7 +216,7 @@ class Setup:
         params, embedding = self.begun.params, self.programs.embedding
         if self.methods.reducer.mixing is None:  # sums are sent, wider than some parameters
             params = jax.eval_shape(trees.accumulator_zeros, params)
-        of_round = 0 if embedding is None else embedding.passes.num_bytes
+        of_round = 0 if embedding is None else trees.num_bytes(embedding.passes.gathered)
         return trees.num_bytes(params) // self.where.num_rows + of_round
 
     def close(self) -> None:

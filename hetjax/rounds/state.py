@@ -14,6 +14,7 @@ from hetjax import executor, trees, types
 from hetjax import mesh as mesh_lib
 from hetjax.liveness import blocking_waits
 from hetjax.local import rules
+from hetjax.losses import stateful
 from hetjax.ordering import ordering
 
 
@@ -67,11 +68,9 @@ def begun_average(params: types.PyTree, model_state: types.PyTree) -> types.Mode
     return jax.tree.map(wide, types.Model(params, model_state))
 
 
-def wide(leaf: Any) -> Any:
+def wide(leaf: Any) -> np.ndarray:
     """As an average keeps it, on the host: integers as they are."""
-    kind = jnp.result_type(leaf)
-    is_float = jnp.issubdtype(kind, jnp.floating)
-    return np.asarray(leaf, trees.wider(kind, jnp.float32)) if is_float else leaf
+    return np.asarray(leaf, stateful.wide_type(leaf))
 
 
 def narrowed(average: types.PyTree, like: types.PyTree) -> types.PyTree:

@@ -85,11 +85,12 @@ def make_sync(
         reduced, metrics, is_empty = reduce_lib.reduce(how, form, contributed, shares, metrics)
         with jax.named_scope("coordinate_order"):
             memory, flips = form.coordinate(state.memory, contributed.evidence)
-        rest = reduced, types.Kept(memory, contributed.worker), metrics, is_empty
+        kept = types.Kept(memory, contributed.worker)
+        outcome = update_lib.Outcome(reduced, kept, metrics, is_empty, active)
         if how.optimizer is None:
-            left, mean, own = update_lib.mean(how, form, state, *rest, active=active)
+            left, mean, own = update_lib.mean(how, form, state, outcome)
             return Synchronised(left, (), metrics, flips, mean, own)
-        state, step = update_lib.update(how, form, state, *rest, active=active)
+        state, step = update_lib.update(how, form, state, outcome)
         carried = begin(state.params, state.kept, given)
         return Synchronised(state, carried, metrics, flips, step=step)
 

@@ -1,7 +1,7 @@
 """The last step of a synchronisation: each worker's update from what was reduced."""
 
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,16 +17,18 @@ from hetjax.rounds.reduce import Form, How, Reduced
 _AXIS = mesh_lib.WORKER_AXIS
 
 
+class Outcome(NamedTuple):
+    """What came of a round before its update."""
+
+    reduced: Reduced
+    kept: types.Kept  # the new memory of the order's observer, and what the local rule keeps
+    metrics: types.SyncMetrics  # of all workers
+    is_empty: jax.Array  # bool[]: no worker has anything to update from
+    active: types.Exchanges = ()  # the exchanges, bool[M], of a reducer that gossips
+
+
 def update(
-    how: How,
-    form: Form,
-    state: types.TrainState,
-    reduced: Reduced,
-    kept: types.Kept,
-    metrics: types.SyncMetrics,
-    is_empty: jax.Array,
-    *,
-    active: types.Exchanges = (),
+    how: How, form: Form, state: types.TrainState, outcome: Outcome
 ) -> tuple[types.TrainState, types.UpdateSize]:
     """The state after the round, and how far the update went.
 
@@ -35,14 +37,11 @@ def update(
 
     Args:
         how: the optimiser, and the mixing.
-        form: collective or array; leaves of all but `metrics` and `active` are this form's.
+        form: collective or array; leaves of all but metrics and exchanges are this form's.
         state: before the round.
-        reduced: from `reduce`.
-        kept: the new memory of the order's observer, and what the local rule keeps.
-        metrics: of all workers.
-        is_empty: bool[]: no worker has anything to update from.
-        active: the exchanges of the round, bool[M], of a reducer that gossips.
+        outcome: of the round.
     """
+    reduced, kept, metrics, is_empty, active = outcome
     mixing = how.reducer.mixing
     memories = kept.memory, state.memory  # of which one row may stand for all workers
     kept, state = kept._replace(memory=()), state._replace(memory=())
@@ -84,17 +83,10 @@ def update(
 
 
 def mean(
-    how: How,
-    form: Form,
-    before: types.Kept,
-    reduced: Reduced,
-    kept: types.Kept,
-    metrics: types.SyncMetrics,
-    is_empty: jax.Array,
-    *,
-    active: types.Exchanges = (),
+    how: How, form: Form, before: types.Kept, outcome: Outcome
 ) -> tuple[types.Kept, types.PyTree, types.PyTree]:
     """`(kept, mean contribution, own sums)` of a round without update; arguments as of `update`."""
+    reduced, kept, metrics, is_empty, active = outcome
     with jax.named_scope("mean"):
         found, own = form.each(_mean)(reduced)
         model_state = form.each(_changed)(before.model_state, reduced)

@@ -5,7 +5,6 @@ changed by it, and nothing of it is timed.
 """
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -18,22 +17,20 @@ from hetjax.local import calls
 from hetjax.rounds import independence, planning, run_state, sync
 from hetjax.rounds import setup as setup_lib
 
-Execute = Callable[[run_state.RunState, run_state.Plan], run_state.Executed]
-
 
 def of_run(
-    run: Any, execute: Execute, state: run_state.RunState, kind: str, given: types.PyTree
+    run: Any, state: run_state.RunState, kind: str, given: types.PyTree
 ) -> run_state.RunState:
-    """Of a kind of a `Run`, whose rounds `execute` does.
+    """Of a kind of a `Run`.
 
     Rounds that find no signs come first, where an order has passes without. An eager executor
     compiles nothing that would have to run before.
     """
     if run.config.form != executor.EAGER:
         if run.setup.programs.unsigned is not None and kind == setup_lib.MAIN:
-            state = _of_run(run, execute, state, kind, given, signed=False)
+            state = _of_run(run, state, kind, given, signed=False)
         signed = run.setup.methods.observer is not None
-        state = _of_run(run, execute, state, kind, given, signed=signed)
+        state = _of_run(run, state, kind, given, signed=signed)
         if kind == setup_lib.MAIN:
             kept, own = state.train.kept, run.setup.programs.of(kind, signed=signed)
             shared = types.shared(state.train.params, given, kept, run.setup.frozen)
@@ -43,13 +40,7 @@ def of_run(
 
 
 def _of_run(
-    run: Any,
-    execute: Execute,
-    state: run_state.RunState,
-    kind: str,
-    given: types.PyTree,
-    *,
-    signed: bool,
+    run: Any, state: run_state.RunState, kind: str, given: types.PyTree, *, signed: bool
 ) -> run_state.RunState:
     setup = run.setup
     for is_second in (False, True):
@@ -61,7 +52,7 @@ def _of_run(
             begun = train.params, train.kept, given
             _compile_sync_ahead(own, train, begun, setup.shares, plan.active, (), given)
             state = state._replace(carried=own.begin(*begun), signed=signed)
-        executed = execute(state, plan)
+        executed = run.execute(state, plan)
         _wait(executed.sums)
         rounds = state.rounds._replace(generations=run_state.Generations(run), generation=0)
         state = run.next_state(state, executed, rounds)

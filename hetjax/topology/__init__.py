@@ -2,7 +2,7 @@
 
 - `reducer` says what a reducer is; `methods` are the factories, by name in `REDUCERS`.
 - `reducers` computes on the devices.
-- `graphs` has graphs of workers, `named` makes them by name, and `shown` shows them.
+- `graphs` has graphs of workers, also by name, and `shown` shows them.
 - `matchings` divides the links into matchings.
 - `mixing` has fixed weights; `schedules` has MATCHA's random ones.
 - `activation` and `spectra` solve for these schedules.
@@ -16,8 +16,10 @@ which a run imports.
 from collections.abc import Callable
 
 from hetjax import parts
+from hetjax.topology.graphs import GRAPHS as GRAPHS
 from hetjax.topology.graphs import Graph as Graph
 from hetjax.topology.graphs import PeriodicGraph as PeriodicGraph
+from hetjax.topology.graphs import make_graph as make_graph
 from hetjax.topology.matchings import decompose_matchings as decompose_matchings
 from hetjax.topology.methods import all_reduce as all_reduce
 from hetjax.topology.methods import d_psgd as d_psgd
@@ -27,8 +29,6 @@ from hetjax.topology.methods import ring as ring
 from hetjax.topology.mixing import metropolis_weights as metropolis_weights
 from hetjax.topology.mixing import mixing_matrices as mixing_matrices
 from hetjax.topology.mixing import spectral_gap as spectral_gap
-from hetjax.topology.named import GRAPHS as GRAPHS
-from hetjax.topology.named import make_graph as make_graph
 from hetjax.topology.reducer import Mixing as Mixing
 from hetjax.topology.reducer import Reducer as Reducer
 from hetjax.topology.reducer import Reduction as Reduction

@@ -77,8 +77,8 @@ class Problem:
                 -self.forms(basis), start=best, costs=self.secs, limit=self.budget
             )
 
-    def best_alpha(self, probabilities: np.ndarray) -> spectra.Alpha:
-        """The α with the least ρ, of E[WᵀW] = I − 2α L̄ + α² S.
+    def best_alpha(self, probabilities: np.ndarray) -> tuple[float, float]:
+        """The α with the least ρ, and that, of E[WᵀW] = I − 2α L̄ + α² S.
 
         L_j² = 2 L_j for a matching, so S = L̄² + 2 Σ p_j(1 − p_j) L_j.
         """

@@ -38,12 +38,11 @@ class Gossip(NamedTuple):
 
     def matrix(self, active: np.ndarray) -> np.ndarray:
         """f64[n, n]: W of the active exchanges, bool[M]."""
-        num_exchanges, num_workers = self.partners.shape
-        matrix, workers = np.eye(num_workers), np.arange(num_workers)
-        for index in range(num_exchanges):
-            if active[index]:
-                np.add.at(matrix, (workers, self.partners[index]), self.weights[index])
-                matrix[workers, workers] -= self.weights[index]
+        workers = np.arange(self.partners.shape[1])
+        matrix = np.eye(len(workers))
+        for index in np.flatnonzero(active):
+            np.add.at(matrix, (workers, self.partners[index]), self.weights[index])
+            matrix[workers, workers] -= self.weights[index]
         return matrix
 
     def sends(self, active: np.ndarray) -> np.ndarray:

@@ -7,7 +7,8 @@ launcher can plan a topology without it.
 """
 
 import dataclasses
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -226,6 +227,48 @@ def one_peer_exponential(num_workers: int) -> PeriodicGraph:
       decentralized deep training", 2021, arXiv 2110.13363.
     """
     return PeriodicGraph("one_peer_exponential", num_workers, tuple(_powers_away(num_workers)))
+
+
+GRAPHS: dict[str, Callable[..., Graph | PeriodicGraph]] = {
+    "ring": ring,
+    "star": star,
+    "complete": complete,
+    "torus": torus,
+    "exponential": exponential,
+    "random": random_graph,
+    "one_peer_exponential": one_peer_exponential,
+}
+
+
+def make_graph(
+    text: str, num_workers: int, *, degree: int = 4, seed: int = 0
+) -> Graph | PeriodicGraph:
+    """Returns the graph that a line of configuration describes.
+
+    Args:
+      text: a name of `GRAPHS`, or the edges, such as "0-1,1-2,2-3" (commas or blanks between).
+      num_workers: n.
+      degree: neighbours of each worker in a random graph; the others ignore it.
+      seed: of a random graph; the others ignore it.
+
+    Raises:
+      ValueError: the text is neither, or the graph is not possible with this many workers.
+
+    Example:
+      >>> make_graph("0-1 1-2", 3).degrees.tolist()
+      [1, 2, 1]
+    """
+    if text == "random":
+        return random_graph(num_workers, degree=degree, seed=seed)
+    if text in GRAPHS:
+        return GRAPHS[text](num_workers)
+    items = text.replace(",", " ").split()
+    if not items or not all(re.fullmatch(r"[0-9]+-[0-9]+", item) for item in items):
+        raise ValueError(
+            f"{PLACE}{text!r} is no graph.{options.nearest(text, list(GRAPHS))} Allowed are "
+            f"{', '.join(GRAPHS)}, or edges such as '0-1,1-2'."
+        )
+    return Graph("edges", num_workers, np.array([item.split("-") for item in items], np.int64))
 
 
 def checked_edges(edges: ArrayLike, num_workers: int) -> np.ndarray:

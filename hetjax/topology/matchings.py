@@ -73,8 +73,7 @@ def _colour_by_paths(
             if colour is not None:
                 break
             free, other = _free(partners, i)[0], int(rng.integers(num_colours))
-            if free != other:
-                _exchange(partners, _path(partners, i, other, free), other, free)
+            _exchange(partners, _path(partners, i, other, free), other, free)
         else:
             return None
         partners[i][colour], partners[j][colour] = j, i

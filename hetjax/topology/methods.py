@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from hetjax import parts
 from hetjax.parts import options
 from hetjax.topology import gossip as gossip_lib
-from hetjax.topology import graphs, links, named
+from hetjax.topology import graphs, links
 from hetjax.topology.reducer import Reducer, RunFacts
 
 _MATCHA_WORKERS = 1000  # its schedule takes eigenvalues of n x n matrices
@@ -23,7 +23,7 @@ GraphOption = Annotated[
         "a graph's name, an edge list such as '0-1,1-2,2-0', or a Graph",
         graphs.Graph,
         graphs.PeriodicGraph,
-        says=f"the graph of neighbours: {', '.join(named.GRAPHS)}, or edges such as '0-1,1-2,2-0'",
+        says=f"the graph of neighbours: {', '.join(graphs.GRAPHS)}, or edges such as '0-1,1-2,2-0'",
     ),
 ]
 Degree = Annotated[
@@ -166,6 +166,6 @@ def _graph(
     graph: str | graphs.Graph | graphs.PeriodicGraph, num_workers: int, *, degree: int, seed: int
 ) -> graphs.Graph | graphs.PeriodicGraph:
     if isinstance(graph, str):
-        return named.make_graph(graph, num_workers, degree=degree, seed=seed)
+        return graphs.make_graph(graph, num_workers, degree=degree, seed=seed)
     links.check_size(f"reducer.graph: {graph.name!r}", graph.num_workers, num_workers)
     return graph

@@ -111,10 +111,8 @@ def gossiping(gossip: gossip_lib.Gossip, *, before_update: bool) -> Reduction:
     """Averages parameters over the exchanges of a plan; each worker keeps its own sums."""
     num_exchanges, num_workers = gossip.partners.shape
     # W = I + sum_m active_m D_m: what each exchange adds to the identity.
-    terms = np.stack(
-        [gossip.matrix(one) - np.eye(num_workers) for one in np.eye(num_exchanges, dtype=bool)]
-        or [np.zeros((num_workers, num_workers))]
-    )
+    alone = [gossip.matrix(one) - np.eye(num_workers) for one in np.eye(num_exchanges, dtype=bool)]
+    terms = np.reshape(alone, (num_exchanges, num_workers, num_workers))
 
     def exchanged(vector: jax.Array, active: jax.Array, axis_name: str) -> jax.Array:
         """What the active exchanges add to a worker's vector."""
@@ -151,9 +149,8 @@ def gossiping(gossip: gossip_lib.Gossip, *, before_update: bool) -> Reduction:
 
     def array(params: PyTree, active: jax.Array) -> PyTree:
         def added(rows: jax.Array) -> jax.Array:
-            flags = jnp.zeros(len(terms)) if not num_exchanges else active
             exact: Any = {"precision": jax.lax.Precision.HIGHEST}  # a GPU's default is TF32
-            of_terms = flags.astype(rows.dtype), jnp.asarray(terms, rows.dtype)
+            of_terms = active.astype(rows.dtype), jnp.asarray(terms, rows.dtype)
             change = jnp.einsum("m,mij->ij", *of_terms, **exact)
             return jnp.matmul(change, rows.reshape(num_workers, -1), **exact).reshape(rows.shape)
 

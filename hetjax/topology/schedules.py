@@ -109,6 +109,6 @@ def matcha_schedule(
     if problem.num_workers == 1:
         return Schedule((), np.zeros(0), 0.0, 0.0, 0.0)
     probabilities = problem.most_connected()
-    found = problem.best_alpha(probabilities)
+    alpha, rho = problem.best_alpha(probabilities)
     lambda2 = float(spectra.eigh(problem.mean_laplacian(probabilities))[0][1])
-    return Schedule(problem.matchings, probabilities, found.alpha, lambda2, found.rho)
+    return Schedule(problem.matchings, probabilities, alpha, lambda2, rho)

@@ -1,7 +1,5 @@
 """How does a graph show itself? A line of text, and in a notebook a card with its links."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -5,8 +5,6 @@ programs with cutting planes, a quadratic one on a single number by parabolas. N
 solver is needed.
 """
 
-from typing import NamedTuple
-
 import numpy as np
 
 GAP = 1e-7  # relative gap of the bounds at which a search ends
@@ -39,36 +37,28 @@ def top_eigenpairs(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return values[: -count - 1 : -1], vectors[:, : -count - 1 : -1]
 
 
-class Alpha(NamedTuple):
-    """The best α for some p."""
-
-    alpha: float
-    rho: float
-
-
-def best_alpha(mean: np.ndarray, second: np.ndarray) -> Alpha:
-    """The α with the least ρ(α), the largest eigenvalue of I − 11ᵀ/n − 2α mean + α² second.
+def best_alpha(mean: np.ndarray, second: np.ndarray) -> tuple[float, float]:
+    """(α, ρ): the α with the least ρ(α), the largest eigenvalue of I − 11ᵀ/n − 2α mean + α² second.
 
     A unit vector v gives a parabola, 1 − 2α vᵀ mean v + α² vᵀ second v. It is nowhere above ρ(α)
     and meets it where v is the eigenvector. Of the parabolas found so far the last on each side of
     the minimum bound it. The next α is where the larger of the two is least.
     """
-    size = len(mean)
+    size, best, rho = len(mean), 0.0, np.inf
     rest = np.eye(size) - 1 / size
     sides: list[tuple[float, float] | None] = [None, None]  # one falling at its α, one rising
-    alpha, found = 1 / (float(mean.diagonal().max()) or 1.0), None  # 0: no links at all
+    alpha = 1 / (float(mean.diagonal().max()) or 1.0)  # 0: no links at all
     for _ in range(_MOST_PARABOLAS):
         values, vectors = top_eigenpairs(rest - 2 * alpha * mean + alpha**2 * second)
-        if found is None or values[0] < found.rho:
-            found = Alpha(alpha, float(values[0]))
+        if values[0] < rho:
+            best, rho = alpha, float(values[0])
         image = mean @ vectors[:, 0]
         slope, bend = float(vectors[:, 0] @ image), float(vectors[:, 0] @ second @ vectors[:, 0])
         sides[int(alpha * bend > slope)] = slope, bend
         alpha, lower = _lowest([side for side in sides if side is not None])
-        if found.rho - lower <= _ALPHA_GAP:
+        if rho - lower <= _ALPHA_GAP:
             break
-    assert found is not None
-    return found._replace(rho=max(found.rho, 0.0))
+    return best, max(rho, 0.0)
 
 
 def _lowest(parabolas: list[tuple[float, float]]) -> tuple[float, float]:

@@ -62,8 +62,9 @@ class Driver:
         self._signal: Callable[[], signal.Signals | None] = lambda: None
         self._told_of_signal: list[str] = []
         place = pathlib.Path() if directory is None else directory
-        self._holder = lock.Holder(stack, place, task.setup.company.communicator)
-        is_guest = task.setup.company.communicator.joins  # that leads takes over first
+        self._communicator = task.setup.company.communicator
+        self._holder = lock.Holder(stack, place, self._communicator)
+        is_guest = self._communicator.joins  # that leads takes over first
         saved, lines, later = self._start(resume)
         self._open(lines, leads=task.setup.where.leads and not is_guest)
         if saved is None:
@@ -90,11 +91,11 @@ class Driver:
         """Where the run begins, the lines of the steps that are done, and as of `lines_done`."""
         task, directory, setup = self._task, self._directory, self._task.setup
         self._fingerprint: dict[str, Any] = {}
-        if setup.company.communicator.joins:
+        if self._communicator.joins:
             task.begin()  # compiles, before another process waits for this one
             setup.company.heartbeats.at("waiting")
             self._look_for_workdir()
-            arrays, about = setup.company.communicator.receive_state()
+            arrays, about = self._communicator.receive_state()
             lines = about.pop("lines")
             return checkpoint.Saved(about["rounds"], arrays, about), lines, 0
         saved = None
@@ -115,7 +116,7 @@ class Driver:
 
     def _look_for_workdir(self) -> None:
         """Where processes are on several machines, or come and go: sees that all have one."""
-        is_one = len(join.machines()) <= 1 and not self._task.setup.company.communicator.run_id
+        is_one = len(join.machines()) <= 1 and not self._communicator.run_id
         if self._directory is not None and not is_one:
             own, leads = runtime.current().process_id, self._holder.lead is not None
             workdir.check_shared(self._directory, own, leads=leads)
@@ -169,9 +170,7 @@ class Driver:
         self._task.setup.company.heartbeats.at("checkpointing", self._task.steps_done)
         arrays, about = self._saved()
         del about["saved"]  # it is no checkpoint
-        self._task.setup.company.communicator.send_state(
-            arrays, about | {"lines": self._recorder.lines}
-        )
+        self._communicator.send_state(arrays, about | {"lines": self._recorder.lines})
 
     def _bar(self) -> Any:
         """The bar, where the line of the start was."""
@@ -191,9 +190,9 @@ class Driver:
                     with runtime.current().detector.taking_part():
                         self._asked |= task.step(self._ask, self._report)
                         self._after_step()
-                task.setup.company.communicator.start_barrier(task.state)  # where none was left
+                self._communicator.start_barrier(task.state)  # where none was left
                 if not self._leads:
-                    if task.setup.company.communicator.outlives_leader():
+                    if self._communicator.outlives_leader():
                         self._take_over()
                     else:
                         task.takes_judged(self._recorder.lines["metrics"])
@@ -215,7 +214,7 @@ class Driver:
             result = self._result(interrupted=not self._is_finished, status=status)
             self._checkpoints.close()
             # Not after an error: the process that failed is to be the first that is gone.
-            task.setup.company.communicator.close()
+            self._communicator.close()
         return result
 
     def unless_stopped(self, result: Any, *, raises: bool) -> Any:
@@ -242,10 +241,9 @@ class Driver:
 
     def _ask(self) -> allgather_work.Request:
         """What this process asks of all; alone, all have heard it at once."""
-        communicator = self._task.setup.company.communicator
-        if (number := self._signal()) is not None and not communicator.leaves_by(number):
+        if (number := self._signal()) is not None and not self._communicator.leaves_by(number):
             self._asks |= _ASKS[number]
-        if communicator.alone:
+        if self._communicator.alone:
             self._asked |= self._asks
         return self._asks
 
@@ -268,7 +266,7 @@ class Driver:
         task, request = self._task, allgather_work.Request
         every = task.setup.config.checkpoint.every_rounds
         task.measure()
-        if task.setup.company.communicator.sends_state():
+        if self._communicator.sends_state():
             self._hand_on()
         if task.reports_at_once:
             self._report()

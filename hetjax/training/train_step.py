@@ -20,7 +20,6 @@ from hetjax.losses import named as named_lib
 from hetjax.ordering import ordering as ordering_lib
 from hetjax.rounds import reduce, sync
 
-StepFn = Callable[..., tuple]
 _NAME = "make_train_step"
 
 
@@ -28,7 +27,7 @@ _NAME = "make_train_step"
 class TrainStep:
     """A round as one pure function, and what a loop needs beside it."""
 
-    function: StepFn
+    function: Callable[..., tuple]
     observer: ordering_lib.Observer | None
     """The order's part on the devices; None where it needs none."""
     active: Callable[[int], Any]
@@ -187,9 +186,7 @@ def _turned(example_signs: Any, flips: Any) -> Any:
 def _observer_of(
     order: ordering_lib.Ordering, num_workers: int, microbatch_size: int, max_microbatches: int
 ) -> ordering_lib.Observer | None:
-    if order.make_observer is None:
-        return None
-    if not (microbatch_size and max_microbatches):
+    if order.make_observer is not None and not (microbatch_size and max_microbatches):
         raise ValueError(
             "make_train_step: microbatch_size and max_microbatches are needed by the ordering "
             f"{kinds.name_of('ordering', order)!r}"

@@ -4,8 +4,6 @@ A slow writer gets the newest record every so often, evaluations always, and at 
 one. A writer that raises is told once and called no more.
 """
 
-from __future__ import annotations
-
 import collections
 import contextlib
 import logging
@@ -74,8 +72,6 @@ class Background:
             report: makes the page.
         """
         threads, self._threads = self._threads, []
-        if not threads:
-            return
         page = report() if any(thread.wants_report for thread in threads) else ""
         for thread in threads:
             thread.end(status, summary or {}, page)

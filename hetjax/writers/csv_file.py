@@ -1,7 +1,5 @@
 """Numbers as a table that any program reads: a row a record, a column a name."""
 
-from __future__ import annotations
-
 import csv as csv_lib
 import pathlib
 from typing import Any, TextIO

@@ -1,7 +1,5 @@
 """Who hears of all runs that begin in a context, beside their own callbacks?"""
 
-from __future__ import annotations
-
 import contextlib
 import contextvars
 import functools

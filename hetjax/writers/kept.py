@@ -1,7 +1,5 @@
 """Which run of a tracker goes on? Its id is kept in the workdir, in `writers.json`."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import pathlib

@@ -1,7 +1,5 @@
 """Numbers as a run of MLflow."""
 
-from __future__ import annotations
-
 import os
 import pathlib
 import re

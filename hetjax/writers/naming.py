@@ -1,7 +1,5 @@
 """How are the numbers of a line called? As users of trackers look for them."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """What is a writer given? The numbers of a round, and at the end what came of the run."""
 
-from __future__ import annotations
-
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol

@@ -1,7 +1,5 @@
 """Numbers as TensorBoard's event files, written by tensorboardX."""
 
-from __future__ import annotations
-
 import json
 import pathlib
 from typing import Any

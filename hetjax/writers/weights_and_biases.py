@@ -1,7 +1,5 @@
 """Numbers as a run of Weights & Biases."""
 
-from __future__ import annotations
-
 import os
 from typing import Any
 

@@ -190,11 +190,9 @@ def _flat(found: types.Contribution) -> np.ndarray:
 def train(run: Run, own: Member, seats: int = 4) -> None:
     """What a member does, until one asks for the end."""
     own_carrier = Carrier(run, own)
-    roster = membership.MembershipClient(
-        own_carrier, own, seats=seats, communicator=elastic.Elastic
-    )
+    roster = membership.MembershipClient(own_carrier, own, seats=seats)
     mesh = mesh_lib.make_worker_mesh(1)
-    member = roster.communicator(mesh)
+    member = elastic.Elastic(roster, mesh)
     sums, other = member.sums(LIKE), member.sums(LIKE)  # of two kinds of rounds
     rounds, state = run.told.setdefault(own, {}), np.zeros(SIZE + STATES, np.float32)
 
@@ -221,7 +219,7 @@ def train(run: Run, own: Member, seats: int = 4) -> None:
         own_carrier.round = number
         numbers = run.contribution(own, number) * np.float32(member.present[own.rank])
         heard, total = round_of(number, numbers)
-        rounds[number] = roster.adopted, total, heard, member.changes
+        rounds[number] = roster.last, total, heard, member.changes
         state, number = state + total + np.float32(own == run.errs), number + 1
         if member.sends_state():
             arrays = {"state": state, "half": jnp.ones(3, jnp.bfloat16), "none": np.zeros((0, 2))}

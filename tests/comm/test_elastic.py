@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 from hetjax.comm import elastic as elastic_lib
-from hetjax.comm import membership
 from hetjax.inputs import arguments, refusals
 from tests.comm import elastic_program
 from tests.launcher import launches
@@ -216,16 +215,6 @@ def test_what_needs_more_is_refused(fields, first):
     config, parts = arguments.config_of_fields({"budget": 8, "local": "stepped"} | fields)
     with pytest.raises(ValueError, match=re.escape(first)):
         refusals.check_apart(config, parts, one_pass=True)
-
-
-@pytest.mark.parametrize(
-    ("runtime", "message"),
-    [("apart", "only the launcher starts such runs"), ("together", "must be joined or apart")],
-)
-def test_only_the_launcher_starts_such_runs(runtime, message, monkeypatch):
-    monkeypatch.setenv("HETJAX_RUNTIME", runtime)
-    with pytest.raises(ValueError, match=f"HETJAX_RUNTIME={runtime}.*{message}"):
-        membership.of_environment(elastic_lib.Elastic)
 
 
 def test_digests_tell_states_apart():

@@ -147,8 +147,8 @@ def test_the_memory_of_all_seats_and_of_a_state_is_looked_for(is_enough, tmp_pat
     run.ask("found", run.founders)
     carrier = elastic_threads.Carrier(run, own)
     carrier.check_room = local_carrier.LocalCarrier(tmp_path).check_room
-    roster = membership.MembershipClient(carrier, own, seats=5, communicator=elastic.Elastic)
-    member = roster.communicator(mesh_lib.make_worker_mesh(1))
+    roster = membership.MembershipClient(carrier, own, seats=5)
+    member = elastic.Elastic(roster, mesh_lib.make_worker_mesh(1))
     member.sums({"a": jnp.zeros((1 << 20) - 8), "b": jnp.zeros(8)})
     state = elastic_threads.Begun(0, np.zeros(1 << 20, np.float32))
     needs = 4 * (4 * 5 + 1) + 1

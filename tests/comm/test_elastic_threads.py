@@ -10,8 +10,8 @@ from hetjax import types
 from hetjax.comm import (
     allgather_work,
     communicator,
-    elastic,
     membership,
+    shared_sums,
 )
 from hetjax.comm.referee import JOINED, Member
 from hetjax.liveness import heartbeats
@@ -34,9 +34,8 @@ class EndedError(SystemExit):
 def begun(request, monkeypatch):
     """Begins a run in threads; `begun(faults, …)` returns it and the members' futures."""
     monkeypatch.setattr(membership, "_BEAT_SECS", 0.01)
-    monkeypatch.setattr(
-        elastic, "WHOLE_BYTES", 0 if request.param in ("slices", "one adds") else 1 << 20
-    )
+    is_large = request.param in ("slices", "one adds")
+    monkeypatch.setattr(shared_sums, "WHOLE_BYTES", 0 if is_large else 1 << 20)
     outlives = request.param in ("outlives", "one adds")
 
     def end(self, code, words):
@@ -223,7 +222,7 @@ def test_a_newcomer_is_not_the_first_where_no_founder_is_left():
                 return (), "run"
             raise SystemExit  # of the thread that beats
 
-    client = membership.MembershipClient(Carrier(), Member(1, 7), seats=4, communicator=None)
+    client = membership.MembershipClient(Carrier(), Member(1, 7), seats=4)
     assert (client.is_newcomer, client.is_first) == (True, False)
 
 

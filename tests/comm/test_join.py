@@ -38,6 +38,18 @@ def test_a_board_more_of_one_name_shifts_none_of_another(monkeypatch):
     assert store_lib.KeyValueStore("gate").wait("k", 1.0) == numbers
 
 
+def test_what_nobody_has_put_up_is_not_there(monkeypatch):
+    monkeypatch.setattr(distributed.global_state, "client", stores.client())
+    becomes_another_process(monkeypatch)
+    board = store_lib.KeyValueStore("a test")
+    assert board.read("k") is None
+    with pytest.raises(TimeoutError, match=r"no process posted 'k' within 0\.1 s"):
+        board.wait("k", 0.1)
+    assert [board.settled("k", value) for value in (1, 2)] == [1, 1]
+    board.remove("k")
+    assert board.read_all() == {}
+
+
 def test_a_process_of_several_that_did_not_join_does_not_train_alone(monkeypatch):
     monkeypatch.setenv("HETJAX_NUM_PROCESSES", "4")
     with pytest.raises(ValueError, match=r"one of 4.*call hetjax.join_processes"):

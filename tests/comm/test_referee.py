@@ -104,6 +104,14 @@ def test_the_run_is_lost_only_when_no_newcomer_may_hold_the_state():
     assert (kept.view.members, kept.view.joining) == ((C,), (B,))
 
 
+def test_who_has_done_its_last_round_waits_until_all_is_written_or_it_leads():
+    state = after(referee.begun([A, B]), ("ends", B))
+    assert [referee.order(state, m, None).kind for m in (A, B)] == ["held", "wait"]
+    leads = after(state, ("gone", A, "was killed"))
+    assert referee.order(leads, B, None) == Order("held")
+    assert referee.order(after(state, ("finished", A)), B, None) == Order("over")
+
+
 def test_the_referee_imports_no_clock_no_thread_and_no_engine():
     imports = [n for n in ast.walk(ast.parse(SOURCE)) if isinstance(n, ast.Import | ast.ImportFrom)]
     assert [ast.unparse(each) for each in imports] == [

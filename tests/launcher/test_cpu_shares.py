@@ -230,7 +230,9 @@ def test_a_worker_that_cannot_take_its_place_says_so(tmp_path):
 
 def test_an_empty_seat_has_no_share(monkeypatch):
     monkeypatch.setattr(cpu_shares, "available_cores", lambda: [0, 1])
-    shares, placed = [0.5, 1.0, 0.5], [(0,), (1,), (0,)]
-    assert cpu_shares.given(shares, placed, 0, 1.0, [2]) == ([1.0, 0.0, 0.5], [(1,), (1,), (0,)])
+    held = cpu_shares.Shares([0.5, 1.0, 0.5])
+    assert [held.confinement(index).cores for index in range(3)] == [(1,), (0,), (1,)]
     with pytest.raises(ValueError, match=r"add up to 2\.5"):
-        cpu_shares.given(shares, placed, 0, 1.0, [1, 2])
+        held.give(0, 1.0, [1, 2])
+    held.give(0, 1.0, [2])
+    assert [held.confinement(index).cores for index in (0, 2)] == [(0,), (1,)]

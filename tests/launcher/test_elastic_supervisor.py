@@ -220,7 +220,7 @@ def test_where_nobody_has_the_state_all_begin_again(apart):
 def test_who_is_stopped_for_long_is_killed(apart):
     run = apart("--workers=2", f"--heartbeat_secs={launches.HEARTBEAT_SECS}", "--start_secs=inf")
     run.kill(1, 2, signal.SIGSTOP)
-    run.says("hung: worker 1: stopped (SIGSTOP) for")
+    run.says("hung: worker 1: stopped (SIGSTOP), no sign of life for")
     run.says("worker 1 ended by SIGKILL; the others go on; restart 1 of 3")
     run.seats(3)
     assert run.end(0, 2) == 0

@@ -15,11 +15,12 @@ def said(*entries, silent=0.0, closed=False):
     return Snapshot(7, NOW - silent, entries, closed)
 
 
-def find(snapshots, *, launched_ago=200.0, stopped=()):
+def find(snapshots, *, launched_ago=200.0, **more):
     if not isinstance(snapshots, dict):
         snapshots = dict(enumerate(snapshots))
-    limits = {"heartbeat_secs": 30.0, "start_secs": 300.0, "stopped": stopped}
-    fault = faults.find_fault(snapshots, now=NOW, launched=NOW - launched_ago, **limits)
+    limits = {"heartbeat_secs": 30.0, "start_secs": 300.0, **more}
+    launched = dict.fromkeys(snapshots, NOW - launched_ago)
+    fault = faults.find_fault(snapshots, now=NOW, launched=launched, **limits)
     return None if fault is None else (fault.process, fault.reason)
 
 
@@ -94,6 +95,21 @@ def test_a_stopped_process_is_named_in_every_phase(snapshot):
     assert reason.startswith("worker 1: stopped (SIGSTOP), no sign of life for ")
 
 
+def test_where_others_wait_for_it_work_of_its_own_has_a_longer_limit():
+    evaluates = [said(("evaluating", 99, 5)), WAITS]
+    assert find(evaluates, busy_secs=100.0) is None
+    assert find(evaluates, busy_secs=98.0) == (0, "worker 0: evaluating for 99 s in round 5")
+    assert find([said(("evaluating", 44, 5)), WAITS], busy_secs=1.0) is None
+
+
+def test_who_was_started_later_has_its_time():
+    limits = {"now": NOW, "heartbeat_secs": 30.0, "start_secs": 300.0}
+    launched = {0: NOW - 900.0, 1: NOW - 299.0}
+    assert faults.find_fault({0: WAITS, 1: None}, launched=launched, **limits) is None
+    assert faults.find_fault({0: WAITS, 1: said()}, launched=launched, **limits) is None
+    assert faults.find_fault({0: None, 1: None}, launched=launched, **limits).process == 0
+
+
 def test_a_short_stop_is_no_fault():
     assert find([WAITS, said(("computing", 3, 5, 1), silent=44)], stopped={1}) is None
     saves = said(("checkpointing", 46, 5, None), silent=44)
@@ -106,7 +122,7 @@ def test_a_fault_is_noticed_within_two_heartbeats_at_the_worst(heartbeat_secs):
     period = heartbeat_secs / heartbeats.WRITES_PER_HEARTBEAT
     snapshot = Snapshot(7, 0.0, (Entry("computing", 0.0, 5, 0),))
     look = period / 3
-    limits = {"launched": 0, "heartbeat_secs": heartbeat_secs, "start_secs": 99}
+    limits = {"launched": {0: 0.0}, "heartbeat_secs": heartbeat_secs, "start_secs": 99}
     while not faults.find_fault({0: snapshot}, now=look, **limits):
         look += period
     assert look + period <= 2 * heartbeat_secs

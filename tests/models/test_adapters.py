@@ -10,7 +10,7 @@ import optax
 import pytest
 from flax import nnx
 
-from hetjax import adapters
+import hetjax
 
 BATCH = 6
 
@@ -64,13 +64,13 @@ def training_loss(model, batch):
 
 def nnx_case(per_example_loss=loss):
     model = Dropping(nnx.Rngs(0))
-    return adapters.nnx_loss(model, per_example_loss)
+    return hetjax.nnx_loss(model, per_example_loss)
 
 
 def linen_case(per_example_loss=training_loss):
     module = LinenDropping()
     variables = jax.jit(module.init)(jax.random.key(0), jnp.zeros((1, 5)))
-    return adapters.linen_loss(module, variables, per_example_loss)
+    return hetjax.linen_loss(module, variables, per_example_loss)
 
 
 @pytest.fixture(params=[nnx_case, linen_case], name="case", scope="module")
@@ -114,7 +114,7 @@ def test_the_model_that_was_passed_in_is_not_changed(batch):
     model.eval()
     before = jax.tree.map(np.asarray, nnx.to_pure_dict(nnx.state(model, nnx.Param)))
     count = int(model.drop1.rngs.count[...])
-    loss_fn, params = adapters.nnx_loss(model, loss)
+    loss_fn, params = hetjax.nnx_loss(model, loss)
     jax.jit(jax.grad(lambda params: loss_fn(params, batch, jax.random.key(0)).sum()))(params)
     after = nnx.to_pure_dict(nnx.state(model, nnx.Param))
     jax.tree.map(np.testing.assert_array_equal, before, after)
@@ -141,11 +141,11 @@ MODES = {
 @pytest.mark.parametrize("name", MODES)
 def test_a_model_trains_in_the_mode_in_which_it_is(name, batch):
     model = MODES[name]()
-    loss_fn, params = adapters.nnx_loss(model, loss)
+    loss_fn, params = hetjax.nnx_loss(model, loss)
     losses = loss_fn(params, batch, jax.random.key(0))
     np.testing.assert_allclose(losses, loss(model, batch), rtol=1e-5)
     model.train()
-    dropped, _ = adapters.nnx_loss(model, loss)
+    dropped, _ = hetjax.nnx_loss(model, loss)
     assert not np.allclose(dropped(params, batch, jax.random.key(0)), losses)
 
 
@@ -184,7 +184,7 @@ def test_a_loss_takes_random_numbers_by_name(function, batch):
     if "linen" in function.__name__:
         loss_fn, params = linen_case(function)
     else:
-        loss_fn, params = adapters.nnx_loss(Explicit(nnx.Rngs(0)), function)
+        loss_fn, params = hetjax.nnx_loss(Explicit(nnx.Rngs(0)), function)
     first, again, other = (loss_fn(params, batch, jax.random.key(seed)) for seed in (0, 0, 1))
     np.testing.assert_array_equal(first, again)
     assert not np.any(np.isclose(first, other, rtol=1e-6))
@@ -195,22 +195,22 @@ def test_a_loss_takes_random_numbers_by_name(function, batch):
 
 def test_random_streams_from_outside_are_refused_with_what_to_take(batch):
     rngs = nnx.Rngs(0)
-    loss_fn, params = adapters.nnx_loss(Explicit(rngs), lambda m, b: by_rngs(m, b, rngs))
+    loss_fn, params = hetjax.nnx_loss(Explicit(rngs), lambda m, b: by_rngs(m, b, rngs))
     with pytest.raises(ValueError, match=r"RngCount .*def loss\(model, batch, rngs\)"):
         jax.eval_shape(loss_fn, params, batch, jax.random.key(0))
 
 
 def test_metrics_have_no_dropout_and_take_any_params(batch):
     model = Dropping(nnx.Rngs(0))
-    evaluate = jax.jit(adapters.nnx_metrics(model, metrics))
-    _, params = adapters.nnx_loss(model, loss)
+    evaluate = jax.jit(hetjax.nnx_metrics(model, metrics))
+    _, params = hetjax.nnx_loss(model, loss)
     values = evaluate(params, batch)
     assert jax.tree.map(jnp.shape, values) == {"loss": (BATCH,), "accuracy": (BATCH,)}
     model.eval()
     np.testing.assert_allclose(values["loss"], loss(model, batch), rtol=1e-5)
     module = LinenDropping()
     variables = module.init(jax.random.key(0), batch["x"])
-    found = adapters.linen_metrics(module, variables, metrics)(variables["params"], batch)
+    found = hetjax.linen_metrics(module, variables, metrics)(variables["params"], batch)
     expected = loss(lambda x: module.apply(variables, x), batch)
     np.testing.assert_allclose(found["loss"], expected, rtol=1e-6)
     zeros = jax.tree.map(jnp.zeros_like, params)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from hetjax import adapters
+import hetjax
 from hetjax.losses import forwarding
 
 X = np.random.default_rng(0).normal(size=(32, 4)).astype(np.float32)
@@ -121,7 +121,7 @@ CHANGES = {
     [*(("plain", change) for change in CHANGES), ("remat in jit", averages), ("cond", moves)],
 )
 def test_a_model_that_changes_variables_is_refused_and_they_are_named(name, change):
-    loss_fn, params = adapters.nnx_loss(MODELS[name](nnx.Rngs(0), change), loss)
+    loss_fn, params = hetjax.nnx_loss(MODELS[name](nnx.Rngs(0), change), loss)
     path = CHANGES[change] if name == "plain" else f"block.{CHANGES[change]}"
     for rng in (jax.random.key(0), jax.random.split(jax.random.key(0), 6)):
         with pytest.raises(ValueError, match=f"The model keeps .* changes {path}, which is lost"):
@@ -130,13 +130,13 @@ def test_a_model_that_changes_variables_is_refused_and_they_are_named(name, chan
 
 @pytest.mark.parametrize(("name", "change"), [*((n, None) for n in MODELS), ("plain", sets_alike)])
 def test_a_model_that_has_variables_or_sets_attributes_alike_trains(name, change):
-    loss_fn, params = adapters.nnx_loss(MODELS[name](nnx.Rngs(0), *filter(None, [change])), loss)
+    loss_fn, params = hetjax.nnx_loss(MODELS[name](nnx.Rngs(0), *filter(None, [change])), loss)
     assert jax.eval_shape(loss_fn, params, BATCH, jax.random.key(0)).shape == (6,)
 
 
 @pytest.mark.parametrize("change", [made_anew, first_statistics])
 def test_a_variable_that_a_call_makes_is_refused(change):
-    loss_fn, params = adapters.nnx_loss(Block(nnx.Rngs(0), change), loss)
+    loss_fn, params = hetjax.nnx_loss(Block(nnx.Rngs(0), change), loss)
     with pytest.raises(ValueError, match="changes last"):
         jax.eval_shape(loss_fn, params, BATCH, jax.random.key(0))
 
@@ -145,20 +145,20 @@ def test_a_parameter_that_is_not_trained_may_be_state():
     of_book = nnx.PathContains("codebook")
     fields = {"wrt": nnx.PathContains("kernel"), "state": (nnx.BatchStat, of_book)}
     model = Block(nnx.Rngs(0), moves)
-    loss_fn, params = adapters.nnx_loss(model, loss, **fields)
+    loss_fn, params = hetjax.nnx_loss(model, loss, **fields)
     _, after = loss_fn.apply(params, loss_fn.model_state, BATCH, jax.random.key(0))
     model(BATCH["x"])
-    kept = adapters.nnx_model(Block(nnx.Rngs(0)), params, after, **fields)
+    kept = hetjax.nnx_model(Block(nnx.Rngs(0)), params, after, **fields)
     np.testing.assert_array_equal(kept.codebook[...], model.codebook[...])
 
 
 @pytest.mark.parametrize("norm", [nnx.SpectralNorm, nnx.WeightNorm])
 def test_a_norm_that_writes_its_kernel_is_refused_and_a_copy_of_it_trains(norm):
     model = norm(nnx.Linear(4, 4, rngs=nnx.Rngs(0)), rngs=nnx.Rngs(1))
-    loss_fn, params = adapters.nnx_loss(model, loss)
+    loss_fn, params = hetjax.nnx_loss(model, loss)
     with pytest.raises(ValueError, match=r"changes layer_instance\.kernel.*nnx\.clone"):
         jax.eval_shape(loss_fn, params, BATCH, jax.random.key(0))
-    loss_fn, params = adapters.nnx_loss(model, lambda m, batch: loss(nnx.clone(m), batch))
+    loss_fn, params = hetjax.nnx_loss(model, lambda m, batch: loss(nnx.clone(m), batch))
     expected = loss(model, BATCH)
     np.testing.assert_allclose(loss_fn(params, BATCH, jax.random.key(0)), expected, rtol=1e-5)
 
@@ -169,9 +169,9 @@ def test_what_changes_in_training_alone_is_evaluated():
 
     model = Block(nnx.Rngs(0), averages_in_training)
     params = nnx.to_pure_dict(nnx.state(model, nnx.Param))
-    assert adapters.nnx_metrics(model, metrics)(params, BATCH)["loss"].shape == (6,)
+    assert hetjax.nnx_metrics(model, metrics)(params, BATCH)["loss"].shape == (6,)
     with pytest.raises(ValueError, match="changes mean"):
-        adapters.nnx_metrics(Block(nnx.Rngs(0), averages), metrics)(params, BATCH)
+        hetjax.nnx_metrics(Block(nnx.Rngs(0), averages), metrics)(params, BATCH)
 
 
 @pytest.mark.filterwarnings("ignore:Using .Module.sow:DeprecationWarning")
@@ -190,7 +190,7 @@ def test_what_is_sown_may_be_read_in_the_loss():
         return (out.sum(-1) - batch["y"]) ** 2 + features.sum(-1)
 
     for function in (loss, with_penalty, captured):
-        loss_fn, params = adapters.nnx_loss(Block(nnx.Rngs(0), sows), function)
+        loss_fn, params = hetjax.nnx_loss(Block(nnx.Rngs(0), sows), function)
         assert loss_fn(params, BATCH, jax.random.key(0)).shape == (6,)
 
 
@@ -237,11 +237,11 @@ def test_a_linen_module_that_changes_a_collection_is_refused(wrap):
     for change in (linen_counts, counts_where_it_may):
         module = linen_case(change)(wrap)
         variables = module.init(jax.random.key(0), X[:1])
-        loss_fn, params = adapters.linen_loss(module, variables, loss)
+        loss_fn, params = hetjax.linen_loss(module, variables, loss)
         message = r"The model keeps .* changes state\.dense\.count"
         with pytest.raises(ValueError, match=message):
             jax.eval_shape(loss_fn, params, BATCH, jax.random.key(0))
-        metrics = adapters.linen_metrics(module, variables, lambda m, b: {"loss": loss(m, b)})
+        metrics = hetjax.linen_metrics(module, variables, lambda m, b: {"loss": loss(m, b)})
         with pytest.raises(ValueError, match=message):
             metrics(params, BATCH)
 
@@ -250,14 +250,14 @@ def test_parameters_of_linen_that_a_call_may_change_are_refused():
     module = linen_case(no_change)()
     variables = module.init(jax.random.key(0), X[:1])
     with pytest.raises(ValueError, match="linen_loss: mutable names 'params'"):
-        adapters.linen_loss(module, variables, loss, mutable=("params",))
+        hetjax.linen_loss(module, variables, loss, mutable=("params",))
 
 
 @pytest.mark.parametrize("wrap", ["plain", "remat"])
 def test_a_linen_module_with_constants_trains(wrap):
     module = linen_case(no_change)(wrap)
     variables = module.init(jax.random.key(0), X[:1])
-    loss_fn, params = adapters.linen_loss(module, variables, loss)
+    loss_fn, params = hetjax.linen_loss(module, variables, loss)
     expected = loss(lambda x: module.apply(variables, x), BATCH)
     np.testing.assert_allclose(loss_fn(params, BATCH, jax.random.key(0)), expected, rtol=1e-6)
 
@@ -271,11 +271,11 @@ def test_what_a_linen_module_sows_is_left_out_of_variables_and_read():
     variables = module.init(jax.random.key(0), X[:1])
     assert "losses" in variables
     for function in (loss, with_penalty):
-        loss_fn, params = adapters.linen_loss(module, variables, function)
+        loss_fn, params = hetjax.linen_loss(module, variables, function)
         with pytest.raises(ValueError, match=r"changes losses\.dense\.penalty"):
             loss_fn(params, BATCH, jax.random.key(0))
     variables = {name: part for name, part in variables.items() if name != "losses"}
-    loss_fn, params = adapters.linen_loss(module, variables, with_penalty)
+    loss_fn, params = hetjax.linen_loss(module, variables, with_penalty)
     expected = loss(lambda x: module.apply(variables, x), BATCH) + (BATCH["x"] ** 2).sum(-1)
     np.testing.assert_allclose(loss_fn(params, BATCH, jax.random.key(0)), expected, rtol=1e-5)
 

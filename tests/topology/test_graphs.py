@@ -3,11 +3,11 @@ import functools
 import numpy as np
 import pytest
 
-from hetjax.topology import graphs, named
+from hetjax.topology import graphs
 from tests.launcher import launches
 
-UNDIRECTED = [name for name, make in named.GRAPHS.items() if isinstance(make(4), graphs.Graph)]
-make = named.make_graph
+UNDIRECTED = [name for name, make in graphs.GRAPHS.items() if isinstance(make(4), graphs.Graph)]
+make = graphs.make_graph
 Graph, Periodic = (functools.partial(g, "any") for g in (graphs.Graph, graphs.PeriodicGraph))
 SIZES = [1, 2, 3, 4, 6, 8, 9, 12, 16, 25, 30]
 
@@ -32,7 +32,7 @@ def test_neighbours_are_those_of_the_definition(name, num_workers):
             (i + s * 2**k) % n for k in range(8) for s in (1, -1) if 2**k < n
         },
     }
-    graph = named.make_graph(name, n)
+    graph = graphs.make_graph(name, n)
     if name in wanted:
         for i in range(n):
             assert set(graph.neighbours(i).tolist()) == wanted[name](i) - {i}
@@ -71,7 +71,7 @@ def test_one_peer_exponential_receives_from_powers_of_two(num_workers):
 
 @pytest.mark.parametrize("text", ["0-1,1-2,2-3", "0-1 1-2 2-3", "2-1, 0-1 , 3-2"])
 def test_edges_are_read_with_commas_or_blanks(text):
-    assert named.make_graph(text, 4).edges.tolist() == [[0, 1], [1, 2], [2, 3]]
+    assert graphs.make_graph(text, 4).edges.tolist() == [[0, 1], [1, 2], [2, 3]]
 
 
 @pytest.mark.parametrize(

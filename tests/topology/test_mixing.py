@@ -4,7 +4,7 @@ import itertools
 import numpy as np
 import pytest
 
-from hetjax.topology import graphs, matchings, mixing, named, schedules, spectra
+from hetjax.topology import graphs, matchings, mixing, schedules, spectra
 from tests import oracles
 
 # MATCHA's first base graph and the values found for it with a semidefinite solver's precision.
@@ -38,9 +38,9 @@ def connectivity(pieces, num_workers, probabilities):
 
 
 @pytest.mark.parametrize("num_workers", [1, 2, 3, 4, 8, 9, 15, 16])
-@pytest.mark.parametrize("name", named.GRAPHS)
+@pytest.mark.parametrize("name", graphs.GRAPHS)
 def test_mixing_matrices_are_doubly_stochastic(name, num_workers):
-    graph = named.make_graph(name, num_workers)
+    graph = graphs.make_graph(name, num_workers)
     for matrix in mixing.mixing_matrices(graph):
         if isinstance(graph, graphs.Graph):
             np.testing.assert_array_equal(matrix, matrix.T)
@@ -56,7 +56,7 @@ def test_mixing_matrices_are_doubly_stochastic(name, num_workers):
     + [("one_peer_exponential", n) for n in (1, 2, 4, 16, 64)],
 )
 def test_the_complete_graph_and_a_period_of_one_peer_exponential_average_exactly(name, num_workers):
-    matrices = mixing.mixing_matrices(named.make_graph(name, num_workers))
+    matrices = mixing.mixing_matrices(graphs.make_graph(name, num_workers))
     assert len(matrices) == 1 or name != "complete"
     product = functools.reduce(np.matmul, reversed(matrices))
     np.testing.assert_allclose(product, 1 / num_workers, atol=1e-15 * (name == "complete"), rtol=0)

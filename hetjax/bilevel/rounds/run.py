@@ -83,6 +83,8 @@ class BilevelRun:
         with named_lib.scope(types.Named(frozen)):
             found = setup_lib.build(problem, x, y, estimator, optimizer, **fields)
         self.levels, self._stepping, self.x, self.y0 = found
+        self.lower = self.levels[LOWER]
+        self.setup = self.lower.run.setup  # both levels have the same workers
         self.problem, self.estimator = problem, estimator
         self.optimizer = self._stepping.optimizer
         self.cost = machine.cost(self._stepping.program)
@@ -98,15 +100,6 @@ class BilevelRun:
             "optimizer": extra_arguments.digest(self.optimizer, self.x),
             "estimator": digests.of_programs((machine.whole(self.estimator), (self.x, self.y0))),
         }
-
-    @property
-    def lower(self) -> level.Level:
-        return self.levels[LOWER]
-
-    @property
-    def setup(self) -> Any:
-        """Of the lower level's rounds; both levels have the same workers."""
-        return self.lower.run.setup
 
     def __enter__(self) -> "BilevelRun":
         self.lower.run.__enter__()
