@@ -178,7 +178,7 @@ def _wrap_carrier(worker: Any, around: Callable[..., Any], here: _Here) -> None:
     @around(carrier, "put")
     def _(inner: Any, *args: Any) -> Any:
         worker.reach(f"{here.put}: before")
-        here.half = f"{here.put}: half"
+        here.half = "hand: half" if here.put == "hand" else ""
         handle = inner(*args)
         here.half = ""
         worker.reach(f"{here.put}: after")
@@ -204,6 +204,19 @@ def _wrap_carrier(worker: Any, around: Callable[..., Any], here: _Here) -> None:
             inner(to[: len(to) // 2], content[: len(to) // 2])
             worker.reach(half)
         inner(to, content, *args, **kwargs)
+
+    @around(np, "concatenate")
+    def _(inner: Any, parts: Any, *args: Any, out: Any = None, **kwargs: Any) -> Any:
+        if here.half and out is not None:
+            half, here.half = here.half, ""
+            out[: len(out) // 2] = inner(parts)[: len(out) // 2]
+            worker.reach(half)
+        return inner(parts, *args, out=out, **kwargs)
+
+    @around(shared_sums.ElasticSums, "post")  # where the others read it
+    def _(inner: Any, *args: Any) -> None:
+        here.half = "put: half"
+        inner(*args)
 
     @around(shared_sums, "add_up")
     def _(inner: Any, *args: Any) -> None:
