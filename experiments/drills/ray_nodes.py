@@ -28,6 +28,7 @@ from experiments.drills import ray_ends
 
 VARIABLES = {
     "JAX_PLATFORMS": "cpu",
+    "RAY_worker_niceness": "0",  # as joined processes have it
     "RAY_health_check_period_ms": "500",
     "RAY_health_check_timeout_ms": "500",
     "RAY_health_check_failure_threshold": "3",

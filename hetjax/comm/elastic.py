@@ -153,7 +153,7 @@ class Elastic(communicator_lib.Communicator):
                         done = sums.read(where, (number, 0))
                     else:
                         done = sums.add(view.sum, where, (number, 0), for_all=any(for_all))
-                    if any(for_all):
+                    if any(for_all) and done is not None:
                         event = ("summed", roster.own, number, sums.put_sum())
                     roster.call(number, event, waits=False)  # or it may be another round's
                     if done is not None:

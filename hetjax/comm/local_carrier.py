@@ -111,13 +111,11 @@ class LocalCarrier(carrier_lib.Carrier):
             self._of_thread.socket.sendall(_HEAD.pack(len(asked)) + asked)
             (size,) = _HEAD.unpack(self._received(_HEAD.size))
             return pickle.loads(self._received(size))
-        except TimeoutError as error:
-            self.close()  # an answer that comes yet is none of the next call
-            words = f"no answer for {self._answer_secs:.0f} s"
-            raise carrier_lib.LostRefereeError(words, is_final=False) from error
         except OSError as error:
-            self.close()
-            raise carrier_lib.LostRefereeError(str(error), is_final=True) from error
+            self.close()  # an answer that comes yet is none of the next call
+            is_late = isinstance(error, TimeoutError)
+            words = f"no answer for {self._answer_secs:.0f} s" if is_late else str(error)
+            raise carrier_lib.LostRefereeError(words, is_final=not is_late) from error
 
     def close(self) -> None:
         """Of this thread; its next call connects anew."""

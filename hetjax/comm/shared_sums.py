@@ -202,10 +202,7 @@ class ElasticSums(HostSums):
             What to tell: `("has",)`, or `("added", slice)`; None where something was not there.
         """
         parts, own = self._parts, self._roster.own
-        if for_all:
-            self._sum = self._room(self._own.size, self._own.dtype)
-        else:
-            self._sum = self._totals[0]
+        self._sum = self._room(self._own.size, self._own.dtype) if for_all else self._totals[0]
         total = self._sum
         if not members:  # newcomers alone have the state
             total[:] = 0

@@ -36,7 +36,7 @@ class ElasticSupervisor(supervisor.Supervisor):
         attempt, num_workers = common["HETJAX_ATTEMPT"], self._options.num_workers
         most = self._options.max_workers or num_workers
         if int(attempt):
-            self._seats.close()
+            self._seats.server.close()
             shutil.rmtree(self.run_directory / str(int(attempt) - 1), ignore_errors=True)
             logger.warning(
                 f"workers 0 to {num_workers - 1} begin; added and removed workers are not known"
@@ -54,7 +54,7 @@ class ElasticSupervisor(supervisor.Supervisor):
     def _take(self, event: Any) -> None:
         if isinstance(event, gang.WorkerExit):
             leaves = event.worker not in self._seats.staying()
-            self._has_finished |= event.returncode <= 0 and self._seats.status == "over"
+            self._has_finished |= event.returncode <= 0 and self._seats.host.status == "over"
             self._seats.over(event.worker, killed=event.returncode < 0)
             is_ending = self._verdict or self._faults or self._stop_code
             if not is_ending and self._goes_on(event, leaves=leaves):
@@ -67,7 +67,7 @@ class ElasticSupervisor(supervisor.Supervisor):
     def _goes_on(self, event: gang.WorkerExit, *, leaves: bool) -> bool:
         """Whether the run goes on without a process that has ended, or with another in its seat."""
         worker, code, options = event.worker, event.returncode, self._options
-        is_killed, has_begun = code < 0, self._seats.status != "begins"
+        is_killed, has_begun = code < 0, self._seats.host.status != "begins"
         if code == 0 and has_begun and not self._has_finished:
             logger.info(f"worker {worker} ended before the run, without a fault; its seat is empty")
         if not is_killed and code not in (LEFT_OUT, REMOVED):
@@ -76,7 +76,11 @@ class ElasticSupervisor(supervisor.Supervisor):
         is_spent = is_killed and self._restarts >= most
         if is_spent and worker == 0 and not has_begun:
             return False  # the others would wait for what it has to say
-        if is_killed and has_begun and not (self._has_finished or self._seats.status == "goes"):
+        if (
+            is_killed
+            and has_begun
+            and not (self._has_finished or self._seats.host.status == "goes")
+        ):
             return False  # those that are left have only begun to start
         self._workers.ended(worker)
         told = f"{supervisor.end_of(event)}; the others go on; "
@@ -115,20 +119,16 @@ class ElasticSupervisor(supervisor.Supervisor):
         super()._hear()
         self._asks.answer(self._answer)
 
-    def _answer(self, request: Mapping[str, Any]) -> tuple[bool, str]:
-        try:
-            text = self._done(request)
-        except ValueError as error:
-            return False, str(error)
-        logger.info(text)
-        return True, text
-
-    def _done(self, request: Mapping[str, Any]) -> str:
+    def _answer(self, request: Mapping[str, Any]) -> str:
         """Does what a user asks; says so.
 
         Raises:
             ValueError: it cannot be done.
         """
+        logger.info(text := self._done(request))
+        return text
+
+    def _done(self, request: Mapping[str, Any]) -> str:
         if (worker := request.get("remove")) is not None:
             if worker not in self._seats.start_of:
                 there = ", ".join(map(str, sorted(self._seats.start_of)))

@@ -23,13 +23,17 @@ def directory_of_runs() -> str:
     """Where memory is shared.
 
     Raises:
-        ValueError: a socket of a run there would have too long a name.
+        ValueError: a socket of a run there would have too long a name, or cannot be made.
     """
     usual = "/dev/shm" if os.access("/dev/shm", os.W_OK | os.X_OK) else tempfile.gettempdir()
     where = os.environ.get(local_carrier.SHARED, usual)
     if len(os.fsencode(where)) > _MOST_OF_NAME:
         raise ValueError(
             f"{local_carrier.SHARED}={where}: {_MOST_OF_NAME} bytes at most; sockets lie there"
+        )
+    if not os.access(where, os.W_OK | os.X_OK):
+        raise ValueError(
+            f"{local_carrier.SHARED}={where}: no directory in which this user can write"
         )
     return where
 
@@ -52,11 +56,11 @@ class Seats:
         """The newest start in each seat that is taken."""
         self._leaving: set[int] = set()
         directory.mkdir(mode=0o700)
-        self._host = referee_host.RefereeHost(
+        self.host = referee_host.RefereeHost(
             *membership.patience(late_secs or None), outlives=local_carrier.LocalCarrier.outlives
         )
-        self._server = local_carrier.Server(directory, self._host)
-        self._server.call("found", [Member(seat, seat) for seat in range(founders)])
+        self.server = local_carrier.Server(directory, self.host)
+        self.server.call("found", [Member(seat, seat) for seat in range(founders)])
 
     def take(self, seat: int) -> dict[str, str]:
         """The variables of the process that is to be started in a seat."""
@@ -73,20 +77,15 @@ class Seats:
         """Tells the referee that the start in it is over; the seat is free."""
         start = self.start_of.pop(seat)
         self._leaving.discard(seat)
-        self._server.call("gone", Member(seat, start), "was killed" if killed else "ended")
+        self.server.call("gone", Member(seat, start), "was killed" if killed else "ended")
         pieces = list(self._directory.glob(f"{local_carrier.PIECE}.{start}.*"))
-        self._server.begin(self._remove(pieces))
+        self.server.begin(self._remove(pieces))
 
     async def _remove(self, pieces: list[pathlib.Path]) -> None:
         """Removes what a worker has put up, when no other is about to read it."""
-        await self._host.decides(rounds=2)
+        await self.host.decides(rounds=2)
         for path in pieces:
             path.unlink(missing_ok=True)
-
-    @property
-    def status(self) -> str:
-        """Of the run, as of `RefereeHost`."""
-        return self._host.status
 
     def staying(self) -> set[int]:
         """The seats of those that are not asked to leave."""
@@ -94,10 +93,7 @@ class Seats:
 
     def ask_to_leave(self, seat: int) -> None:
         self._leaving.add(seat)
-        self._server.call("ask_to_leave", Member(seat, self.start_of[seat]))
-
-    def close(self) -> None:
-        self._server.close()
+        self.server.call("ask_to_leave", Member(seat, self.start_of[seat]))
 
     def free(self) -> int | None:
         """The first free seat."""
@@ -123,11 +119,15 @@ class Asks:
         self._asked.put((request, answer, loop))
         return await answer
 
-    def answer(self, do: Callable[[Mapping[str, Any]], tuple[bool, str]]) -> None:
-        """Answers all that were asked by what a function returns."""
+    def answer(self, do: Callable[[Mapping[str, Any]], str]) -> None:
+        """Answers all that were asked by what a function returns, or refuses in a ValueError."""
         while not self._asked.empty():
             request, answer, loop = self._asked.get()
-            loop.call_soon_threadsafe(answer.set_result, do(request))
+            try:
+                done = True, do(request)
+            except ValueError as error:
+                done = False, str(error)
+            loop.call_soon_threadsafe(answer.set_result, done)
 
 
 def ask(directory: str, request: Mapping[str, Any]) -> str:
@@ -140,11 +140,8 @@ def ask(directory: str, request: Mapping[str, Any]) -> str:
     try:
         is_done, text = to_launcher.call("ask", request)
     except carrier.LostRefereeError as error:
-        if error.is_final:
-            text = "there is no such run, or it has ended"
-        else:
-            text = "the launcher does not answer, or has ended"
-        raise ValueError(f"{directory}: {text}") from None
+        text = "there is no such run" if error.is_final else "the launcher does not answer"
+        raise ValueError(f"{directory}: {text}, or it has ended") from None
     to_launcher.close()
     if not is_done:
         raise ValueError(text)

@@ -44,11 +44,7 @@ class Wait:
         return self
 
     def __exit__(self, *error: object) -> None:
-        thread = threading.get_ident()
-        if self._outer is None:
-            del self._waits.by_thread[thread]
-        else:
-            self._waits.by_thread[thread] = self._outer
+        self._waits.by_thread[threading.get_ident()] = self._outer
 
     def check(self) -> None:
         """Call it about once a second, where the wait allows it.
@@ -64,7 +60,7 @@ class Waits:
     """Those of a process."""
 
     def __init__(self) -> None:
-        self.by_thread: dict[int, Wait] = {}
+        self.by_thread: dict[int, Wait | None] = {}
         self.lost: list[str] = []  # why no thread needs to wait any more
 
 
@@ -76,7 +72,7 @@ def of_process() -> Waits:
 
 def longest() -> Wait | None:
     """The wait of this process that has lasted longest."""
-    waits = list(of_process().by_thread.values())
+    waits = [wait for wait in list(of_process().by_thread.values()) if wait is not None]
     return min(waits, key=lambda wait: wait.since, default=None)
 
 

@@ -20,7 +20,6 @@ logger = logging.getLogger(__name__)
 
 # In which the cause may still come.
 _SETTLE_SECS = MappingProxyType({"raised": 1.0, "lost": 3.0, "died": 0.0})
-_SAVING_SECS = 60.0  # to end the round and save after Ctrl-C
 _OPTIONS = MappingProxyType({"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"})
 _KINDS = "launch: workers {with_} have an accelerator, and {without} none; all need the same kind"
 
@@ -32,6 +31,15 @@ class End(NamedTuple):
     kind: str  # done; raised: by the function; lost: for want of the others; died: the process did
     value: Any = None  # of done: what the function returned; of raised and died: Ray's error
     words: str = ""
+
+
+class Ended(NamedTuple):
+    """How an attempt ended."""
+
+    value: Any
+    error: Exception | None = None
+    words: str = ""
+    is_lost: bool = False  # all may start anew, from a checkpoint
 
 
 class Worker:
@@ -106,8 +114,16 @@ def _without_state(result: Any) -> Any:
 class Workers:
     """The actors of one attempt, in a placement group: they get their resources together."""
 
-    def __init__(self, bundles: list[dict[str, float]], attempt: int, start_secs: float) -> None:
-        self._bundles, self._start_secs = bundles, start_secs
+    failures = 0
+
+    def __init__(
+        self,
+        train_fn: Callable[[], Any],
+        bundles: list[dict[str, float]],
+        attempt: int,
+        secs: float,
+    ) -> None:
+        self._train_fn, self._bundles, self._start_secs = train_fn, bundles, secs
         # Other variables than before, so Ray starts new processes for them.
         self._variables = {**environment.allocator(), "HETJAX_ATTEMPT": str(attempt)}
         self._group: Any = None
@@ -115,8 +131,18 @@ class Workers:
         self._running: dict[Any, int] = {}  # the worker of each call of `run`
         self._places: list[tuple[int, str, str, bool]] = []
 
-    def run(self, train_fn: Callable[[], Any]) -> End:
-        """Makes the actors and runs the function in them; the end that decides about all."""
+    def run(self) -> Ended:
+        """Makes the actors and runs the function in them."""
+        end = self._run()
+        if end.kind == "done":
+            return Ended(end.value)
+        if end.kind == "raised":
+            return Ended(None, end.value)
+        self.failures = 1
+        return Ended(None, end.value, f"worker {end.worker} {end.words}", is_lost=True)
+
+    def _run(self) -> End:
+        """The end that decides about all."""
         import ray
 
         self._make()
@@ -130,7 +156,7 @@ class Workers:
         if len(set(kinds)) > 1:
             which = {kind: [w for w, k in enumerate(kinds) if k is kind] for kind in (True, False)}
             raise ValueError(_KINDS.format(with_=which[True], without=which[False]))
-        address, size, function = self._places[0][2], len(self._actors), ray.put(train_fn)
+        address, size, function = self._places[0][2], len(self._actors), ray.put(self._train_fn)
         self._running = {
             actor.run.remote(function, worker, size, address): worker
             for worker, actor in enumerate(self._actors)
@@ -175,17 +201,17 @@ class Workers:
         order = ("died", "raised", "lost")
         return min(causes, key=lambda end: order.index(end.kind)) if causes else leaders[0]
 
+    def calls(self) -> list[Any]:
+        """Of the function, where it runs."""
+        return list(self._running)
+
     def stop(self) -> None:
-        """Has the run end its round and save, as far as it has come; waits for that."""
+        """Has the run end its round and save, as far as it has come."""
         import ray
 
-        if not self._running:
-            return
-        logger.info("Ctrl-C: ending after this round; once more to stop at once")
         pid, node, *_ = self._places[0]
         send = ray.remote(lambda: os.kill(pid, signal.SIGTERM))
         send.options(num_cpus=0, scheduling_strategy=on_node(node)).remote()
-        ray.wait(list(self._running), num_returns=len(self._running), timeout=_SAVING_SECS)
 
     def kill(self) -> None:
         import ray

@@ -30,14 +30,12 @@ class RayCarrier(carrier.Carrier):
 
         try:
             return ray.get(getattr(self._host, method).remote(*args), timeout=_ANSWER_SECS)
-        except ray.exceptions.GetTimeoutError as error:
-            words = f"no answer for {_ANSWER_SECS:.0f} s"
-            raise carrier.LostRefereeError(words, is_final=False) from error
         except ray.exceptions.RayTaskError:
             raise
         except (ray.exceptions.RayError, OSError) as error:
-            is_final = isinstance(error, ray.exceptions.ActorDiedError | OSError)
-            words = str(error).splitlines()[0]
+            is_late = isinstance(error, ray.exceptions.GetTimeoutError)
+            is_final = isinstance(error, ray.exceptions.ActorDiedError | OSError) and not is_late
+            words = f"no answer for {_ANSWER_SECS:.0f} s" if is_late else str(error).splitlines()[0]
             raise carrier.LostRefereeError(words, is_final=is_final) from error
 
     def put(self, piece: np.ndarray) -> Any:

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 from hetjax.comm import membership, referee_host
 from hetjax.comm.referee import Member
@@ -18,7 +18,6 @@ from hetjax.ray import actors, joining
 logger = logging.getLogger(__name__)
 
 _CALLS = 1000  # that the host of the referee answers at a time
-_SAVING_SECS = 60.0  # to end the round and save after Ctrl-C
 _LAST_SECS = 20.0  # for the others, when the leader has returned, or the run cannot go on
 _KILL_SECS = 5.0  # without the head Ray would try for a minute
 _DRAIN_SECS = 2.0  # between two looks for nodes that are drained
@@ -35,15 +34,6 @@ class Start:
     call: Any  # of Ray: where it is, or the function that runs
     value: Any = None  # of Ray: what the function returns
     place: Any = None  # as `actors.Worker.tell`; None: Ray has no room yet
-
-
-class Ended(NamedTuple):
-    """How an elastic run ended."""
-
-    value: Any
-    error: Exception | None = None
-    words: str = ""
-    is_lost: bool = False  # nobody has the state; a checkpoint may
 
 
 @dataclasses.dataclass
@@ -98,7 +88,7 @@ class ElasticRun:
         self._values: dict[Member, tuple[tuple[bool, bool], Any]] = {}
         """Of those that returned: whether it took part, and led; of Ray: what it returned."""
 
-    def run(self) -> Ended:
+    def run(self) -> actors.Ended:
         """Begins the run, and follows it to its end."""
         import ray
 
@@ -162,7 +152,7 @@ class ElasticRun:
         run = start.actor.run_elastic.options(num_returns=2)
         start.call, start.value = run.remote(self._function, self._host, start.member, seats)
 
-    def _follow(self) -> Ended:
+    def _follow(self) -> actors.Ended:
         import ray
 
         watch, status, known, ends = self._host.watch.remote(0), "begins", 0, None
@@ -204,7 +194,7 @@ class ElasticRun:
             if start.place and start.place[1] in self._draining:
                 self._host.terminate.remote(start.member)
 
-    def _ended(self, start: Start) -> Ended | None:
+    def _ended(self, start: Start) -> actors.Ended | None:
         """Goes on after a start has ended, unless the run cannot."""
         import ray
 
@@ -222,10 +212,10 @@ class ElasticRun:
         cause = end.value if isinstance(end.value, Exception) else None
         may_go_on = not was_member or (status == "goes" and _is_of_machine(cause))
         if end.kind == "raised" and (status == "begins" or not may_go_on):
-            return Ended(None, cause)
+            return actors.Ended(None, cause)
         if status == "begins" and self._founders[0] in self._values:
             words = f"worker {self._founders[0].rank} has returned without a fit, and"
-            return Ended(None, cause, f"{words} worker {member.rank} waits for it")
+            return actors.Ended(None, cause, f"{words} worker {member.rank} waits for it")
         is_first = status == "begins" and member == self._founders[0]  # the others follow it
         is_stopped = "terminated expectedly" in end.words  # Ray's words of its node
         if is_stopped or start.place[1] in self._draining:
@@ -241,50 +231,49 @@ class ElasticRun:
         is_spent = self.failures > self.max_failures
         if how != "left" and is_spent:
             if is_first or not self._starts:
-                return Ended(None, cause, said)
+                return actors.Ended(None, cause, said)
             logger.warning(f"{said}; its seat stays empty: max_failures are spent")
             return None
         if is_first:
-            return Ended(None, words=said, is_lost=True)
+            return actors.Ended(None, words=said, is_lost=True)
         logger.warning(f"{said}; it begins anew where there is room")
         self._start(member.rank)
         return None
 
-    def _without_referee(self, error: Exception) -> Ended:
+    def _without_referee(self, error: Exception) -> actors.Ended:
         """Waits until each worker has found, and said, that the referee is gone."""
         import ray
 
-        calls = [start.call for start in self._starts.values() if start.place]
+        calls = self.calls()
         ray.wait(calls, num_returns=len(calls), timeout=_LAST_SECS)
-        return Ended(None, error, f"the run has lost its referee: {actors.shortly(error)}")
+        return actors.Ended(None, error, f"the run has lost its referee: {actors.shortly(error)}")
 
-    def _at_end(self, status: str, running: list[Start]) -> Ended:
+    def _at_end(self, status: str, running: list[Start]) -> actors.Ended:
         """With what the leader's function returned; where that is lost, another's: all have the
         same state, and know what the leader has judged."""
         import ray
 
         if status not in ("over", "lost", *_GOES):
-            return Ended(None, words=f"the run {status}")
+            return actors.Ended(None, words=f"the run {status}")
         for start in running if status == "over" else ():
             logger.warning(f"worker {start.member.rank} has not returned, and is ended")
         values = sorted(self._values.values(), key=lambda each: each[0], reverse=True)
         for (took_part, _), value in values:
             if status == "begins" or took_part:
                 with contextlib.suppress(ray.exceptions.RayError):  # its node is lost
-                    return Ended(ray.get(value))
+                    return actors.Ended(ray.get(value))
         words = "the run is over, and no worker is left to return its result"
         if status == "lost":
             words = "no worker has the state of the run"
-        return Ended(None, words=words, is_lost=True)
+        return actors.Ended(None, words=words, is_lost=True)
+
+    def calls(self) -> list[Any]:
+        """Of the function, where it runs."""
+        return [start.call for start in self._starts.values() if start.place]
 
     def stop(self) -> None:
-        """Has the run end its round and save, as far as it has come; waits for that."""
-        import ray
-
-        logger.info("Ctrl-C: ending after this round; once more to stop at once")
+        """Has the run end its round and save, as far as it has come."""
         self._host.stop.remote("ends the run after this round: Ctrl-C")
-        if calls := [start.call for start in self._starts.values() if start.place]:
-            ray.wait(calls, num_returns=len(calls), timeout=_SAVING_SECS)
 
     def kill(self) -> None:
         self._kill(*self._starts.values(), last=self._host)

@@ -11,6 +11,8 @@ from hetjax.ray import elastic as elastic_lib
 
 logger = logging.getLogger(__name__)
 
+_SAVING_SECS = 60.0  # to end the round and save after Ctrl-C
+
 
 def launch(
     train_fn: Callable[[], Any],
@@ -84,58 +86,34 @@ def launch(
     """
     bundles = _checked(resources, elastic, min_workers, max_failures, late_secs)
     extras.require("ray", extra="ray")
+    import ray
+
     joining.connect()
-    if elastic:
-        fields = {"min_workers": min_workers, "start_secs": start_secs, "late_secs": late_secs}
-        return _elastic(train_fn, bundles, max_failures, fields)
-    for attempt in range(max_failures + 1):
-        workers = actors.Workers(bundles, attempt, start_secs)
-        try:
-            end = workers.run(train_fn)
-        except KeyboardInterrupt:
-            workers.stop()
-            raise
-        finally:
-            workers.kill()
-        if end.kind == "done":
-            return end.value
-        if end.kind == "raised":
-            raise end.value
-        said = f"worker {end.worker} {end.words}"
-        if attempt < max_failures:
-            more = f"all start anew from the last checkpoint ({attempt + 1} of {max_failures})"
-            logger.warning(f"{said}; {more}")
-    raise RuntimeError(
-        f"launch: {said}; no restart is left of max_failures={max_failures}"
-    ) from end.value
-
-
-def _elastic(
-    train_fn: Callable[[], Any],
-    bundles: list[dict[str, float]],
-    max_failures: int,
-    fields: dict[str, Any],
-) -> Any:
-    attempt = 0
+    attempt, left = 0, max_failures
     while True:
-        run = elastic_lib.ElasticRun(
-            train_fn, bundles, attempt=attempt, max_failures=max_failures, **fields
-        )
+        run: Any = actors.Workers(train_fn, bundles, attempt, start_secs)
+        if elastic:
+            limits = min_workers, left, start_secs, late_secs
+            run = elastic_lib.ElasticRun(train_fn, bundles, attempt, *limits)
         try:
             ended = run.run()
         except KeyboardInterrupt:
-            run.stop()
+            if calls := run.calls():
+                logger.info("Ctrl-C: ending after this round; once more to stop at once")
+                run.stop()
+                ray.wait(calls, num_returns=len(calls), timeout=_SAVING_SECS)
             raise
         finally:
             run.kill()
-        attempt, max_failures = attempt + 1, max_failures - run.failures
-        if not ended.is_lost or max_failures < 0:
+        attempt, left = attempt + 1, left - run.failures
+        if not ended.is_lost or left < 0:
             break
         logger.warning(f"{ended.words}; all start anew from the last checkpoint")
     if ended.words:
         if sys.excepthook.__module__.startswith("ray."):
             sys.excepthook = sys.__excepthook__  # Ray's own asks the head first, for a minute
-        raise RuntimeError(f"launch: {ended.words}") from ended.error
+        more = f"; no restart is left of max_failures={max_failures}" if ended.is_lost else ""
+        raise RuntimeError(f"launch: {ended.words}{more}") from ended.error
     if ended.error is not None:
         raise ended.error
     return ended.value

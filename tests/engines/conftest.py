@@ -1,10 +1,13 @@
 """The engines, where this machine has them; a test of another one is skipped with the reason."""
 
+import os
 import shutil
 
 import pytest
 
 from experiments.drills import engine_gangs, engine_slurm
+
+os.environ.update(RAY_worker_niceness="0")  # of 15 a busy machine leaves them next to nothing
 
 
 def _need(packages, *programs):

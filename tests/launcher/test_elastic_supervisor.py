@@ -262,12 +262,15 @@ def test_work_of_its_own_is_no_hang(apart):
     assert "hung" not in run.launch.text()
 
 
-def test_a_directory_whose_name_is_too_long_is_refused(capsys, monkeypatch):
-    """Its sockets would have longer names yet."""
-    monkeypatch.setenv(local_carrier.SHARED, "/dev/" + "x" * 66)
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("x" * 66, "70 bytes at most"), ("none", "no directory in which this user can write")],
+)
+def test_a_directory_in_which_no_socket_can_be_is_refused(name, words, capsys, monkeypatch):
+    """Sockets have longer names yet."""
+    monkeypatch.setenv(local_carrier.SHARED, f"/dev/{name}")
     said = refused(["--workers=1", "--runtime=apart", "--", sys.executable], capsys)
-    assert f"{local_carrier.SHARED}=/dev/xx" in said
-    assert "70 bytes at most" in said
+    assert f"{local_carrier.SHARED}=/dev/{name}: {words}" in said
 
 
 def test_a_launcher_that_does_not_answer_is_named(tmp_path, capsys, monkeypatch):
