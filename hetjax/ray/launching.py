@@ -108,7 +108,8 @@ def launch(
         attempt, left = attempt + 1, left - run.failures
         if not ended.is_lost or left < 0:
             break
-        logger.warning(f"{ended.words}; all start anew from the last checkpoint")
+        anew = f"all start anew from the last checkpoint ({max_failures - left} of {max_failures})"
+        logger.warning(f"{ended.words}; {anew}")
     if ended.words:
         if sys.excepthook.__module__.startswith("ray."):
             sys.excepthook = sys.__excepthook__  # Ray's own asks the head first, for a minute
