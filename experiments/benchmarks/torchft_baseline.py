@@ -33,7 +33,7 @@ class _Mended(torchft.DistributedDataParallel):
     line 76), although its `Manager` has noted the failure."""
 
     @staticmethod
-    def _comm_hook(state: torchft.Manager, bucket: Any) -> Any:
+    def _comm_hook(state: torchft.Manager, bucket: distributed.GradBucket) -> Any:
         state.allreduce(bucket.buffer()).wait()  # in place; False where it failed
         reduced = torch.futures.Future()
         reduced.set_result(bucket.buffer())

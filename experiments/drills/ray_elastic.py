@@ -163,11 +163,13 @@ class Disturber:
         ends = time.monotonic() + _CHECKPOINT_SECS
         while not ray_decisions.partial(self._directory) and time.monotonic() < ends:
             time.sleep(0.001)
+        is_writing = ray_decisions.partial(self._directory)  # who is cut off writes to its end
         for number in numbers:
             self._nodes.silence(number)
             self.times.append(time.time())
         time.sleep(0.1)
-        self.in_checkpoint += ray_decisions.partial(self._directory)
+        stays = self._what == "cut" or ray_decisions.partial(self._directory)
+        self.in_checkpoint += is_writing and stays
         self.over.wait(_SILENT_SECS)
         self.written |= ray_decisions.writers(self._directory)
         for number in numbers:

@@ -77,6 +77,7 @@ class Worker:
         finally:
             roster.has_returned = True
         if kind == "lost":
+            signal.alarm(5)  # ends this process, which Ray, without its head, does after a minute
             return (kind, value), None
         return (kind, (roster.is_taken, roster.leads)), value
 

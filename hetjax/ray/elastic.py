@@ -81,7 +81,7 @@ class ElasticRun:
             .remote(late, busy, ray.get_runtime_context().gcs_address)
         )
         self._starts: dict[int, Start] = {}  # by seat
-        self._draining: set[str] = set()  # nodes
+        self._head, self._draining = joining.head(), set[str]()  # nodes
         self._looked = 0.0  # for them
         self._next = 0  # incarnation
         self._founders: list[Member] = []
@@ -189,7 +189,7 @@ class ElasticRun:
         """Has workers leave whose nodes are drained."""
         if time.monotonic() < self._looked + _DRAIN_SECS:
             return
-        self._draining, self._looked = joining.draining(), time.monotonic()
+        self._draining, self._looked = joining.draining(self._head), time.monotonic()
         for start in self._starts.values():
             if start.place and start.place[1] in self._draining:
                 self._host.terminate.remote(start.member)
@@ -276,10 +276,11 @@ class ElasticRun:
         self._host.stop.remote("ends the run after this round: Ctrl-C")
 
     def kill(self) -> None:
-        self._kill(*self._starts.values(), last=self._host)
+        self._kill(*self._starts.values(), last=self._host).join(_KILL_SECS)
 
-    def _kill(self, *starts: Start, last: Any = None) -> None:
-        """Kills actors; without the head, for which Ray waits a minute, they end themselves.
+    def _kill(self, *starts: Start, last: Any = None) -> threading.Thread:
+        """Kills actors, in a thread; without the head, for which Ray waits a minute, they end
+        themselves.
 
         Args:
             starts: whose actors.
@@ -297,7 +298,7 @@ class ElasticRun:
 
         killing = threading.Thread(target=kill, daemon=True)
         killing.start()
-        killing.join(_KILL_SECS)
+        return killing
 
 
 def _is_of_machine(error: Exception | None) -> bool:

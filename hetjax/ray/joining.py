@@ -41,14 +41,20 @@ def connect() -> None:
         raise
 
 
-def draining() -> set[str]:
-    """The nodes that are drained, such as by SIGTERM to `ray start --block`; none without the
-    head."""
+def head() -> Any:
+    """A client of Ray's head, which is asked for at once: without the head it takes a minute."""
     import ray
     from ray import _raylet
 
-    client: Any = _raylet.GcsClient(address=ray.get_runtime_context().gcs_address)  # type: ignore
+    return _raylet.GcsClient(address=ray.get_runtime_context().gcs_address)  # type: ignore
+
+
+def draining(head: Any) -> set[str]:
+    """The nodes that are drained, such as by SIGTERM to `ray start --block`; none without the
+    head."""
+    import ray
+
     try:
-        return set(client.get_draining_nodes(timeout=_DRAINING_SECS))
+        return set(head.get_draining_nodes(timeout=_DRAINING_SECS))
     except ray.exceptions.RayError:
         return set()
