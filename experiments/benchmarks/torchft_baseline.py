@@ -33,9 +33,11 @@ class _Mended(torchft.DistributedDataParallel):
     line 76), although its `Manager` has noted the failure."""
 
     @staticmethod
-    def _comm_hook(state: torchft.Manager, bucket: distributed.GradBucket) -> Any:
+    def _comm_hook(
+        state: torchft.Manager, bucket: distributed.GradBucket
+    ) -> torch.futures.Future[torch.Tensor]:  # DDP looks at the annotations
         state.allreduce(bucket.buffer()).wait()  # in place; False where it failed
-        reduced = torch.futures.Future()
+        reduced: torch.futures.Future[torch.Tensor] = torch.futures.Future()
         reduced.set_result(bucket.buffer())
         return reduced
 
