@@ -135,8 +135,7 @@ class LocalCarrier(carrier_lib.Carrier):
         name, memory = self._room
         if not name or memory.size != num_bytes:
             self._free += [self._room] if name else []
-            fits = (k for k, (_, memory) in enumerate(self._free) if memory.size == num_bytes)
-            place = next(fits, None)
+            place = next((k for k, (_, m) in enumerate(self._free) if m.size == num_bytes), None)
             self._room = self._new(num_bytes) if place is None else self._free.pop(place)
         return self._room[1]
 

@@ -186,9 +186,19 @@ class MembershipClient(stall_reporter.Roster):
 
 
 def of_environment() -> MembershipClient | None:
-    """The membership that the launcher gives this process; None where the run is not apart."""
-    if "HETJAX_RUN" not in os.environ:
+    """The membership that the launcher gives this process; None where the run is not apart.
+
+    Raises:
+        ValueError: another than the launcher says that it is.
+    """
+    runtime = os.environ.get("HETJAX_RUNTIME", "joined")
+    if runtime == "joined":
         return None
+    if runtime != "apart" or "HETJAX_RUN" not in os.environ:
+        raise ValueError(
+            f"HETJAX_RUNTIME={runtime}: must be joined or apart, and only the launcher starts such "
+            "runs: python -m hetjax.launch --runtime=apart"
+        )
     names = ("PROCESS_ID", "START", "NUM_PROCESSES")
     rank, incarnation, seats = (int(os.environ[f"HETJAX_{name}"]) for name in names)
     carrier = local_carrier.LocalCarrier(pathlib.Path(os.environ["HETJAX_RUN"]), incarnation)

@@ -67,7 +67,7 @@ class ElasticSupervisor(supervisor.Supervisor):
     def _goes_on(self, event: gang.WorkerExit, *, leaves: bool) -> bool:
         """Whether the run goes on without a process that has ended, or with another in its seat."""
         worker, code, options = event.worker, event.returncode, self._options
-        is_killed, has_begun = code < 0, self._seats.host.status != "begins"
+        is_killed, has_begun = code < 0, (status := self._seats.host.status) != "begins"
         if code == 0 and has_begun and not self._has_finished:
             logger.info(f"worker {worker} ended before the run, without a fault; its seat is empty")
         if not is_killed and code not in (LEFT_OUT, REMOVED):
@@ -76,11 +76,7 @@ class ElasticSupervisor(supervisor.Supervisor):
         is_spent = is_killed and self._restarts >= most
         if is_spent and worker == 0 and not has_begun:
             return False  # the others would wait for what it has to say
-        if (
-            is_killed
-            and has_begun
-            and not (self._has_finished or self._seats.host.status == "goes")
-        ):
+        if is_killed and has_begun and not (self._has_finished or status == "goes"):
             return False  # those that are left have only begun to start
         self._workers.ended(worker)
         told = f"{supervisor.end_of(event)}; the others go on; "

@@ -67,6 +67,7 @@ class Seats:
         start, self._starts = self._starts, self._starts + 1
         self.start_of[seat] = start
         return {
+            "HETJAX_RUNTIME": "apart",
             "HETJAX_RUN": str(self._directory),
             "HETJAX_START": str(start),
             "HETJAX_PROCESS_ID": str(seat),

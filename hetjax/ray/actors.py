@@ -135,10 +135,8 @@ class Workers:
     def run(self) -> Ended:
         """Makes the actors and runs the function in them."""
         end = self._run()
-        if end.kind == "done":
-            return Ended(end.value)
-        if end.kind == "raised":
-            return Ended(None, end.value)
+        if end.kind in ("done", "raised"):
+            return Ended(end.value) if end.kind == "done" else Ended(None, end.value)
         self.failures = 1
         return Ended(None, end.value, f"worker {end.worker} {end.words}", is_lost=True)
 

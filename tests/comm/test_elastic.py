@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from hetjax.comm import elastic as elastic_lib
+from hetjax.comm import membership
 from hetjax.inputs import arguments, refusals
 from tests.comm import elastic_program
 from tests.launcher import launches
@@ -215,6 +216,13 @@ def test_what_needs_more_is_refused(fields, first):
     config, parts = arguments.config_of_fields({"budget": 8, "local": "stepped"} | fields)
     with pytest.raises(ValueError, match=re.escape(first)):
         refusals.check_apart(config, parts, one_pass=True)
+
+
+@pytest.mark.parametrize("runtime", ["apart", "together"])
+def test_only_the_launcher_starts_such_runs(runtime, monkeypatch):
+    monkeypatch.setenv("HETJAX_RUNTIME", runtime)
+    with pytest.raises(ValueError, match=f"HETJAX_RUNTIME={runtime}: must be joined or apart, and"):
+        membership.of_environment()
 
 
 def test_digests_tell_states_apart():
