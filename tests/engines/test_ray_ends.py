@@ -44,6 +44,24 @@ def test_workers_end_by_name_and_the_same_call_goes_on(what, nodes, tmp_path):
     assert found.summary["resumed"]
 
 
+def test_without_a_head_all_end_by_name_and_the_same_call_goes_on(tmp_path):
+    """By themselves: Ray would end a driver that asks for the head after a minute, without one."""
+    there = []
+
+    def own_nodes():
+        there.append(ray_nodes.Nodes(len(SPEEDS), connects=False))
+        return there[-1]
+
+    try:
+        found = ray_ends.ended("head", tmp_path, code(), own_nodes(), own_nodes)
+    finally:
+        for each in there:
+            each.close()
+    assert len(found.said) == found.workers == len(SPEEDS)
+    assert found.summary.items() >= EXACT.items()
+    assert "launch: the run has lost the head of the cluster" in (tmp_path / "driver").read_text()
+
+
 @pytest.fixture
 def run(nodes, tmp_path):
     """Begins a run that has done some rounds, given fields of `launch`."""
