@@ -66,7 +66,7 @@ def parts_page() -> str:
         lines += _section(f"{group}.{kind.key}", kind.example, kind.title, kind.registry, rows)
     rules = {name: pkgutil.resolve_name(path) for name, path in kinds.RULES.items()}
     rows = [
-        ("rule.arguments", name, f"{option}: {_default(each)}", each.rule.allowed, each.told)
+        (f"rule.{option}", name, _default(each), each.rule.allowed, each.told)
         for name, factory in rules.items()
         if parts.is_factory(factory)
         for option, each in parts.options_of(factory).items()

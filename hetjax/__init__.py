@@ -23,6 +23,7 @@ _NAMES = {
     "hetjax.data.augmenting": "augmented",
     "hetjax.data.iterables": "stream",
     "hetjax.local.clipping": "per_example_clip",
+    "hetjax.local.local_steps": "local_steps",
     "hetjax.local.rules": "LocalRule",
     "hetjax.losses.batch_loss": "batch_loss",
     "hetjax.losses.stateful": "StatefulLoss",

@@ -283,11 +283,8 @@ def copies(tree: types.PyTree, devices: Sequence[jax.Device]) -> list[types.PyTr
 
 def worker_rows(tree: types.PyTree) -> list[types.PyTree]:
     """The rows `[1, ...]` of this process's workers, where they lie: no copy, no computation."""
-    leaves, treedef = jax.tree.flatten(tree)
-    return [
-        jax.tree.unflatten(treedef, [leaf.addressable_data(index) for leaf in leaves])
-        for index in range(len(leaves[0].sharding.addressable_devices))
-    ]
+    count = len(jax.tree.leaves(tree)[0].sharding.addressable_devices)
+    return [jax.tree.map(lambda leaf, i=i: leaf.addressable_data(i), tree) for i in range(count)]
 
 
 @functools.partial(jax.jit, static_argnums=1)
@@ -303,14 +300,13 @@ def join_rows(rows: Sequence[types.PyTree], mesh: Mesh | None) -> types.PyTree:
     """
     if mesh is None:
         return jax.tree.map(lambda *parts: jnp.concatenate(parts), *rows)
-    sharding, treedef = worker_sharding(mesh), jax.tree.structure(rows[0])
-    joined = [
-        jax.make_array_from_single_device_arrays(
-            (mesh.size, *parts[0].shape[1:]), sharding, list(parts)
-        )
-        for parts in zip(*map(jax.tree.leaves, rows), strict=True)
-    ]
-    return jax.tree.unflatten(treedef, joined)
+    sharding = worker_sharding(mesh)
+
+    def joined(*parts: jax.Array) -> jax.Array:
+        shape = mesh.size, *parts[0].shape[1:]
+        return jax.make_array_from_single_device_arrays(shape, sharding, list(parts))
+
+    return jax.tree.map(joined, *rows)
 
 
 def own_row(tree: types.PyTree) -> types.PyTree:

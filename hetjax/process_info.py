@@ -102,9 +102,8 @@ def find(
         host, _, port = coordinator.rpartition(":")
         if not host or not port.isdecimal() or not 0 < int(port) < 65536:
             raise ValueError(f"--coordinator is {coordinator!r}; it must be HOST:PORT")
-    return (
-        ProcessInfo(process_id, num_processes, coordinator, finder) if num_processes > 1 else None
-    )
+    info = ProcessInfo(process_id, num_processes, coordinator, finder)
+    return info if num_processes > 1 else None
 
 
 def _from_environment(

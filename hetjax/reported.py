@@ -35,6 +35,8 @@ class RoundCounts(NamedTuple):
     """Microbatches slower than the emulated worker."""
     bytes_sent: int
     """Bytes for the reducer and to coordinate the order."""
+    bytes_of_sums: int = 0
+    """Of `bytes_sent`, those of what has been added up."""
 
 
 class RoundWorkers(NamedTuple):

@@ -16,7 +16,6 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from hetjax import gates, parts, topology
-from hetjax import quota as quota_lib
 from hetjax.cluster import emulate
 from hetjax.config import kinds
 from hetjax.quota import policies
@@ -190,7 +189,7 @@ def simulate(
         closing = gates.close(closes, ends, quotas, drop=drop)
         done, compute_secs = closing.microbatches_done, closing.compute_secs
         first_secs = np.where(done > 0, ends[:, 0], np.nan)
-        state = policy.observe(state, quota_lib.RoundTimes(done, first_secs, compute_secs, present))
+        state = policy.observe(state, policies.RoundTimes(done, first_secs, compute_secs, present))
         exchange = network(index)
         if wait_for == "all":
             local_secs = np.broadcast_to(closing.round_secs, num_workers)

@@ -69,6 +69,11 @@ def of_vector(vector: Any, like: types.PyTree) -> types.PyTree:
     return jax.tree.unflatten(treedef, shaped)
 
 
+def size(tree: types.PyTree) -> int:
+    """Numbers of all leaves, which may be shapes."""
+    return sum(leaf.size for leaf in jax.tree.leaves(tree))
+
+
 def num_bytes(tree: types.PyTree) -> int:
     """Of all leaves, which may be shapes."""
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))

@@ -121,6 +121,7 @@ class Shared(NamedTuple):
     given: PyTree = ()  # values of this round, the same for all workers, e.g. a vector
     model_state: PyTree = ()  # of the model, as the round begins; () where it keeps none
     named: Named = UNNAMED  # `frozen` in a rule's `add` alone
+    progress: PyTree = ()  # f[]: nominal rounds of the run that are done; in a rule's `begin` alone
 
 
 class Tally(NamedTuple):
@@ -152,12 +153,19 @@ class StateChange(NamedTuple):
     """f32[bits + 1] of each whole number: of how many microbatches a bit is set; of how many."""
 
 
+class Counts(NamedTuple):
+    """How much a worker counts whose rule weighs itself."""
+
+    weight: jax.Array  # f[]: of its contribution, which is a sum over it
+    scale: jax.Array  # f[]: the mean contribution is multiplied by the workers' mean of it
+
+
 class Contribution(NamedTuple):
     """What a worker hands to the synchronisation at the end of its round."""
 
     sums: PyTree  # the local rule's, over the examples of the round
-    weight: jax.Array  # f32[]: summed over the workers too; it divides the sum of `sums`
-    loss_sum: jax.Array  # f32[]: for the report, over the same weight; 0 where the rule has none
+    weight: jax.Array  # f32[]: summed over the workers too; it divides `sums`, or `counts` do
+    loss_sum: jax.Array  # f32[]: for the report, over the weight; 0 where the rule has none
     worker: PyTree  # what the local rule keeps for the next round; () where it keeps nothing
     evidence: PyTree  # what the order's observer found of the round; () where there is none
     tally: Tally
@@ -165,6 +173,7 @@ class Contribution(NamedTuple):
     own: PyTree = ()  # sums that stay with the worker: divided as `sums` are, but not added up
     weight_grads: PyTree = ()  # like `sums`, where weights vary with the parameters: `LocalRule`
     state_change: PyTree = ()  # a `StateChange`; () where the rule changes no state of the model
+    counts: PyTree = ()  # `Counts`, of a rule that weighs itself
 
 
 class Kept(NamedTuple):
@@ -174,6 +183,7 @@ class Kept(NamedTuple):
     worker: PyTree = ()
     model_state: PyTree = ()
     values: PyTree = ()
+    progress_rounds: PyTree = ()
 
 
 def shared(params: PyTree, given: PyTree, kept: Any, frozen: PyTree = ()) -> Shared:
@@ -201,7 +211,8 @@ class TrainState(NamedTuple):
     @property
     def kept(self) -> Kept:
         """What a round without update changes, too."""
-        return Kept(self.memory, self.worker, self.model_state, self.values)
+        of_run = self.model_state, self.values, self.progress_rounds
+        return Kept(self.memory, self.worker, *of_run)
 
 
 class UpdateSize(NamedTuple):
@@ -226,6 +237,7 @@ class SyncMetrics(NamedTuple):
     worker_weights: jax.Array  # f32[W]: weight of what each worker did
     metric_sums: PyTree = ()  # as in `Contribution`, of all workers
     unlike: PyTree = ()  # bool[] by name: the model's whole numbers that have no one new value
+    counts: PyTree = ()  # `Counts` f[W], of a rule that weighs itself
 
 
 class Work(NamedTuple):

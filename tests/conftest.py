@@ -60,6 +60,7 @@ _PROMOTING = [
     "rounds.test_model_state_limits",  # BatchNorm is not strict
     "rounds.test_objectives",
     "rounds.test_judged",
+    "rounds.test_local_steps",  # Optax is not strict
     "rounds.test_optimizers",  # Optax is not strict
     "rounds.test_programs",
     "rounds.test_resume",

@@ -57,7 +57,7 @@ def test_messages(texts, message):
 @hetjax.parts.factory
 def without_loss():
     sums = gradients.gradient_sums(problems.softmax_loss)
-    return sums._replace(loss_sum=None)
+    return sums._replace(reads=sums.reads._replace(loss_sum=None))
 
 
 def test_arms_meet_the_same_delays_and_have_a_row_each(found, tmp_path):

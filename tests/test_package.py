@@ -21,9 +21,9 @@ SOURCES = sorted((ROOT / "hetjax").rglob("*.py"))
 
 # Imports point to a lower number, or stay within the part.
 ORDER = (
-    "executor extras memory messages paths process_info starting types parts whole",
+    "executor extras memory messages paths process_info starting types parts whole wires",
     "checkpoints compiled digests mesh reported schedules trees writers",
-    "report",  # whose cards graphs, schedules and results show in a notebook
+    "extra_arguments report",  # whose cards graphs, schedules and results show in a notebook
     "gates ordering quota topology",  # the four kinds of parts know none of each other
     "cluster liveness losses",  # of which the first plays policies on the virtual clock
     "comm",

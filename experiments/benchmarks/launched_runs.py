@@ -14,6 +14,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from hetjax.zoo import config as config_lib
@@ -33,6 +34,7 @@ class Task(NamedTuple):
     budget: int
     rounds: Mapping[str, int]  # of each arm
     ddp_flags: tuple[str, ...]
+    more: Mapping[str, Any] = MappingProxyType({})  # of its configuration
 
     @property
     def batch(self) -> int:
@@ -182,10 +184,10 @@ def task_command(
         budget=task.budget,
         data={"num_train": per_epoch * task.batch},
         model=task.model,
-        optimizer={"learning_rate": 0.01},
         quota={"policy": policy},
         cluster={"num_workers": num_workers},
         checkpoint={"every_secs": 0.0},
+        **{"optimizer": {"learning_rate": 0.01}, **task.more},
     )
 
 

@@ -174,6 +174,30 @@ def _torch_rows(
     yield "Of kernels: over what both sides compute alone on one core."
 
 
+def steps_rows() -> Iterator[Row | str]:
+    """Local steps, 16 of each worker in the mean: as many as its speed allows, and equally many."""
+    outer = {"learning_rate": 0.7, "momentum": 0.9, "nesterov": True}
+    inner = {"name": "adamw", "learning_rate": 4e-4}
+    rule = {"name": "local_steps", "arguments": {"inner": inner}}
+    task = TASKS["mlp"]._replace(
+        microbatch_size=256, budget=16 * len(SHARES), more={"rule": rule, "optimizer": outer}
+    )
+    rounds, skipped = {"adaptive": 30, "equal": 12}, {"adaptive": 12, "equal": 2}
+    arms: dict[str, list[launched_runs.Arm]] = {policy: [] for policy in rounds}
+    for _ in range(_REPEATS.value):
+        for policy, count in rounds.items():
+            lines = launched_runs.run_lines(task, policy, count, SHARES, arms_lib.DATA_DIR.value)
+            arms[policy].append(launched_runs.of_lines(lines, skipped[policy]))
+    for policy, own in arms.items():
+        yield _of_runs(f"{policy} steps: examples a second", own, "examples_per_sec", ",.0f")
+        yield Row(f"{policy} steps: quotas", "none", " ".join(map(str, own[-1].quotas)))
+        of_all = _of_runs(f"{policy} steps: beside the longest local phase", own, "beside", ".1%")
+        yield of_all._replace(target="≤ 3%" if policy == "adaptive" else "none")
+    reached = _over(arms["adaptive"], arms["equal"])
+    yield Row("adaptive over equal steps", "≥ 1.9 (bound 2)", reached, _REPEATS.value)
+    yield from _conditions(task)
+
+
 def quotas_rows() -> Iterator[Row | str]:
     """Where the quotas of the MLP settle, run after run."""
     task, found = TASKS["mlp"], []
@@ -196,6 +220,7 @@ GROUPS: dict[str, Callable[[], Found]] = {
     "alone": alone_rows,
     "mlp": functools.partial(task_rows, "mlp"),
     "lenet": functools.partial(task_rows, "lenet"),
+    "steps": steps_rows,
     "quotas": quotas_rows,
     "torchft": lambda: beside_torchft.survival_rows(_SECS.value, _OUT.value),
 }

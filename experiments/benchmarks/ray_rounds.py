@@ -1,7 +1,7 @@
 """How long is a round of an elastic run over Ray, beside one of joined processes?
 
     python -m experiments.benchmarks.ray_rounds [--only=lenet,mlp,limited] [--turns=3]
-        [--rounds=60]
+        [--rounds=60] [--wire=float32]
 
 Four workers with the same static quotas, no worker is lost. Over Ray each is on a node of its own,
 a raylet on this machine; joined they are processes of the launcher's, which add up in memory that
@@ -38,6 +38,7 @@ from hetjax.comm import join
 _ONLY = flags.DEFINE_list("only", [], "Models; all if empty.", allow_override=True)
 _TURNS = flags.DEFINE_integer("turns", 3, "Runs of each kind.", 1, allow_override=True)
 _ROUNDS = flags.DEFINE_integer("rounds", 60, "Of a run.", 20, allow_override=True)
+_WIRE = flags.DEFINE_string("wire", "float32", "Of what is handed in.", allow_override=True)
 _WORKDIR = flags.DEFINE_string(
     "workdir", None, "Of a worker; set by the benchmark.", allow_override=True
 )
@@ -54,7 +55,7 @@ _TARGETS = {"lenet": "≤ 40 ms more", "mlp": "≤ 1.6", "limited": "≤ 1.15"}
 _LOOK_SECS = 0.05
 
 
-def train(workdir: pathlib.Path, model: str, rounds: int) -> Any:
+def train(workdir: pathlib.Path, model: str, rounds: int, wire: str = "float32") -> Any:
     """What each worker does."""
     cpu = CpuSecs(workdir.parent, lambda: sum(os.times()[:2]))
     task, shape = launched_runs.TASKS[model], (32, 32, 3)
@@ -75,6 +76,7 @@ def train(workdir: pathlib.Path, model: str, rounds: int) -> Any:
         budget=task.budget,
         epochs=1_000_000,
         quota=hetjax.quota.static(proportions=_PROPORTIONS),
+        reducer=hetjax.topology.all_reduce(wire=wire),
         checkpoint={"every_rounds": 0},
         workdir=workdir,
         callbacks=[is_over],
@@ -135,7 +137,7 @@ def elastic(workdir: pathlib.Path, model: str, rounds: int, nodes: ray_nodes.Nod
     import hetjax.ray
 
     hetjax.ray.launch(
-        functools.partial(train, workdir, model, rounds),
+        functools.partial(train, workdir, model, rounds, _WIRE.value),
         resources=[{"CPU": 1, f"node{k}": 1} for k in range(len(_PROPORTIONS))],
         elastic=True,
     )

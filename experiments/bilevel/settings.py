@@ -9,7 +9,7 @@ import ml_collections
 
 from experiments import config_flag
 from hetjax import parts
-from hetjax.config import experiment, fields, groups
+from hetjax.config import experiment, fields, groups, kinds
 from hetjax.config.experiment import to_dict as to_dict
 from hetjax.parts.options import choice, integer, number, text
 from hetjax.zoo import config as zoo_config
@@ -192,7 +192,8 @@ class TrainConfig(CleaningConfig):
 MAY_DIFFER = ("cluster", "quota", "checkpoint")
 """Groups that a run may be gone on with other values of."""
 
-_OF_ROUNDS = ("cluster", "quota", "reducer", "gate", "checkpoint")
+_OF_PARTS = ("quota", "reducer", "gate")
+_OF_ROUNDS = ("cluster", *_OF_PARTS, "checkpoint")
 """Groups that are those of any run of hetjax."""
 
 
@@ -242,7 +243,7 @@ def validate_train(given: Mapping[str, Any] | ml_collections.ConfigDict) -> "Tra
             raise ValueError(
                 f"{error}\n(Here budget is sums.{name}, or all microbatches where that is 0.)"
             ) from error
-    made = {name: getattr(checked, name) for name in ("quota", "reducer", "gate")}
+    made = {name: getattr(checked, name) for name in _OF_PARTS}
     return dataclasses.replace(config, **made)
 
 
@@ -253,6 +254,10 @@ def of_rounds(config: "TrainConfig") -> dict[str, Any]:
         name: {k: value for k, value in plain[name].items() if value != defaults[name][k]}
         for name in _OF_ROUNDS
     }
+    for name in _OF_PARTS:  # options belong to a part
+        if groups_of_run[name]:
+            key = kinds.KINDS[name].key
+            groups_of_run[name][key] = plain[name][key]
     groups_of_run["cluster"]["num_workers"] = config.cluster.num_workers
     names = "microbatch_size", "local", "seed"
     return {name: plain[name] for name in names} | {k: v for k, v in groups_of_run.items() if v}

@@ -106,7 +106,7 @@ def _check_rule(config: config_lib.ExperimentConfig, label: str) -> None:
     from hetjax.inputs import arguments
 
     rule = arguments.configuration(config, {}, workers=None).rule
-    if rule is not None and rule.loss_sum is None:
+    if rule is not None and rule.reads.loss_sum is None:
         raise ValueError(
             f"--configs: {label}: the local rule {config.rule.name!r} adds up no loss, and "
             "training losses are compared. Give it a loss_sum(sums) -> f[], or leave this arm out."

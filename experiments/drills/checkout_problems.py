@@ -12,6 +12,7 @@ import optax
 
 import hetjax
 from hetjax import bilevel
+from hetjax.local import rules
 
 _NUM_FEATURES, _NUM_CLASSES, _NUM_HIDDEN = 5, 3, 6
 _NUM_UPPER, _NUM_LOWER, _NUM_SLOPES = 22, 30, 3
@@ -117,7 +118,8 @@ def hessian_product() -> hetjax.LocalRule:
     def finish(shared: Any, worker: Any, sums: Any) -> Any:
         return worker, sums[0], sums[2]
 
-    return hetjax.LocalRule(begin, add, finish, own_sums=lambda sums: sums[1])
+    reads = rules.Reads(own_sums=lambda sums: sums[1])
+    return hetjax.LocalRule(begin, add, finish, reads=reads)
 
 
 # Two levels

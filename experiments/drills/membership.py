@@ -2,14 +2,14 @@
 
     python -m experiments.drills.membership [--only=hits,rounds,replaced] [--secs=180] [--every=3]
         [--cpus=1,0.5,0.25,0.25] [--kind=kill|stop] [--model=lenet|mlp] [--microbatch_size=32]
-        [--save_secs=60]
+        [--save_secs=60] [--wire=float32] [--steps]
 
 `rounds` compares a round of `--runtime=apart` with one of `joined` of the same quotas, those of the
 shares, where no worker is lost. `hits`: four workers of one run are killed at random, or stopped
 for 5 s, one every so many seconds. The launcher starts them anew. The table says how long the
 others waited, and what the ledger has. `replaced`: a slow worker is replaced by a fast one, and
 another is added, by the commands that a user has. The rounds from the 20th on are compared with the
-best for those workers.
+best for those workers. With `--steps` workers take local steps.
 Commits are seen by the drill, which looks every few milliseconds at the run's record; that all
 states were equal the run sees by itself, from digests, in every round.
 """
@@ -47,6 +47,8 @@ _ONLY = flags.DEFINE_list("only", [], "Groups; all if empty.", allow_override=Tr
 _SIZE = flags.DEFINE_integer("microbatch_size", 0, "Examples; 0: as many as the model has.", 0)
 _SAVE_SECS = flags.DEFINE_float("save_secs", 60.0, "Seconds between two checkpoints.", 0.1)
 _IS_STATIC = flags.DEFINE_bool("static", False, "Quotas in proportion to the shares.")
+_WIRE = flags.DEFINE_string("wire", "float32", "Of what a worker hands in.")
+_STEPS = flags.DEFINE_bool("steps", False, "Local steps.")
 _WORKDIR = flags.DEFINE_string("workdir", None, "Of a worker; set by the drill.")
 
 _STOP_SECS = 5.0
@@ -73,6 +75,11 @@ def train() -> None:
         proportions = tuple(map(float, _CPUS.value.split(",")))
         model["quota"] = {"policy": "static", "proportions": proportions}
 
+    optimizer = optax.sgd(0.01, momentum=0.9)
+    if _STEPS.value:
+        inner = {"name": "sgd", "learning_rate": 0.01, "momentum": 0.9}
+        model["rule"], optimizer = hetjax.local_steps(inner), optax.sgd(0.7, 0.9, nesterov=True)
+
     def is_over(report: hetjax.RoundReport) -> bool:
         with contextlib.suppress(FileExistsError), open(begun, "x") as file:
             file.write(str(time.time()))  # of the first round, by the first to come
@@ -82,9 +89,10 @@ def train() -> None:
     hetjax.fit(
         loss_fn,
         params,
-        optax.sgd(0.01, momentum=0.9),
+        optimizer,
         data,
         epochs=1_000_000,
+        reducer=hetjax.topology.all_reduce(wire=_WIRE.value),
         workdir=_WORKDIR.value,
         checkpoint={"every_secs": _SAVE_SECS.value},
         callbacks=[is_over],
@@ -106,6 +114,7 @@ def _command(
     command += [f"--workers={len(cpus.split(','))}", f"--cpus={cpus}", *more, "--"]
     own = [sys.executable, "-m", "experiments.drills.membership", f"--workdir={workdir}"]
     own += [f"--secs={secs}", f"--model={model}", f"--save_secs={_SAVE_SECS.value}"]
+    own += [f"--steps={_STEPS.value}", f"--wire={_WIRE.value if runtime == 'apart' else 'float32'}"]
     return [*command, *own, f"--cpus={cpus}", f"--microbatch_size={_SIZE.value}"]
 
 

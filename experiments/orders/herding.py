@@ -78,7 +78,7 @@ class Bounds:
         rule = gradients.gradient_sums(
             setup.loss_fn,
             per_example_rng=setup.per_example_rng,
-            loss_divisor=setup.programs.main.rule.loss_divisor,
+            loss_divisor=setup.programs.main.rule.observed.divisor,
         )
         self._steps = rules.with_observer(rule)
         self._add = jax.jit(self._steps.add, donate_argnums=(1,))

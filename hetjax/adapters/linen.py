@@ -10,8 +10,7 @@ from flax import linen, traverse_util
 from flax.core import meta
 
 from hetjax.adapters import fits
-from hetjax.losses import forwarding
-from hetjax.losses import named as named_lib
+from hetjax.losses import forwarding, named
 
 Filter = Callable[[tuple[str, ...], Any], bool]
 
@@ -93,7 +92,7 @@ def linen_metrics(
     fits.check_model("linen_metrics", module, linen.Module)
     caller = _Caller("linen_metrics", module, variables, wrt, mutable)
 
-    function = named_lib.giving(per_example_metrics, 2)
+    function = named.giving(per_example_metrics, 2)
 
     def metrics_of(params: Any, state: Any, batch: Any) -> Any:
         return function(caller.model(params, state), batch)
@@ -161,7 +160,7 @@ class _Caller:
         whole = traverse_util.flatten_dict(self._all, keep_empty_nodes=True)
         rest = {path: leaf for path, leaf in whole.items() if path not in flat}
         constants = {**self._constants, "params": traverse_util.unflatten_dict(rest)}
-        self.frozen = named_lib.OfModel(constants, object())
+        self.frozen = named.OfModel(constants, object())
         if not jax.tree.leaves(self.params):
             paths = map(".".join, traverse_util.flatten_dict(self._all))
             raise ValueError(f"{caller}: wrt chooses none of the parameters {fits.named(paths)}")
@@ -174,7 +173,7 @@ class _Caller:
         """
         fits.check_params(self._caller, params, self.params)
         fits.check_params(self._caller, state, self.state, "model_state")
-        constants = dict(named_lib.of_model(self.frozen))
+        constants = dict(named.of_model(self.frozen))
         rest = constants.pop("params")
         if self._wrt is not None:
             whole = traverse_util.flatten_dict(rest, keep_empty_nodes=True)

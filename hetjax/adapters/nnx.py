@@ -11,8 +11,7 @@ import optax
 from flax import errors, nnx
 
 from hetjax.adapters import fits
-from hetjax.losses import forwarding
-from hetjax.losses import named as named_lib
+from hetjax.losses import forwarding, named
 
 _HINT = "Keep it as a variable, by nnx_loss(…, state=…); if it is trained call nnx.clone(layer)"
 
@@ -89,7 +88,7 @@ def nnx_metrics(
     copy = nnx.clone(model)
     copy.eval()
     maker = _Maker("nnx_metrics", copy, wrt, state)
-    function = named_lib.giving(per_example_metrics, 2)
+    function = named.giving(per_example_metrics, 2)
 
     def metrics_of(params: Any, state: Any, batch: Any) -> Any:
         return maker.call(params, lambda built: function(built, batch), state)[0]
@@ -142,7 +141,7 @@ class _Maker:
         is_frozen = nnx.All(nnx.Not(nnx.RngState), _is_array)
         parts: Any = nnx.split(model, wrt, state, is_frozen, ...)
         self._graph, self._trained, self._state, self._frozen, self._rest = parts
-        self.frozen = named_lib.OfModel(nnx.to_pure_dict(self._frozen), object())
+        self.frozen = named.OfModel(nnx.to_pure_dict(self._frozen), object())
         self.params = nnx.to_pure_dict(self._trained)
         self.state = nnx.to_pure_dict(self._state)
         if not jax.tree.leaves(self.params):
@@ -162,7 +161,7 @@ class _Maker:
         # random streams), and those of another trace may not be changed.
         parts = self._trained, self._state, self._frozen, self._rest
         variables = jax.tree.map(lambda leaf: leaf, parts)
-        nnx.replace_by_pure_dict(variables[2], named_lib.of_model(self.frozen))
+        nnx.replace_by_pure_dict(variables[2], named.of_model(self.frozen))
         for name, of_name, given, own in (
             ("params", variables[0], params, self.params),
             ("model_state", variables[1], model_state, self.state),

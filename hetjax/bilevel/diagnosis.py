@@ -39,11 +39,8 @@ def pull_through(step: Callable, *arguments: PyTree) -> Callable:
     """
     moved, pull = jax.vjp(step, *arguments)
 
-    def in_gradients(gradients: PyTree) -> PyTree:
-        return step(*arguments[:-1], gradients)
-
     def pulled(gradients: PyTree, cotangents: PyTree) -> PyTree:
-        return jax.vjp(in_gradients, gradients)[1](cotangents)
+        return jax.vjp(lambda each: step(*arguments[:-1], each), gradients)[1](cotangents)
 
     if _is_zero(pulled, arguments[-1], moved):
         raise ValueError(
@@ -160,10 +157,8 @@ def explain(
 
 def _not_finite(answer: problem_lib.Answer) -> str:
     """The first of an answer's sums that is not finite; "" if all are."""
-    for name, tree in zip(answer._fields, answer, strict=True):
-        if not _is_finite(tree):
-            return name
-    return ""
+    sums = zip(answer._fields, answer, strict=True)
+    return next((name for name, tree in sums if not _is_finite(tree)), "")
 
 
 def _is_finite(tree: PyTree) -> bool:
@@ -193,9 +188,7 @@ def _points(at: problem_lib.At) -> str:
 
 def _is_zero(function: Callable, *arguments: PyTree) -> bool:
     """Whether a function's program shows that all it returns is 0, whatever it is given."""
-    shapes = jax.tree.map(
-        lambda a: jax.ShapeDtypeStruct(jnp.shape(a), jnp.result_type(a)), arguments
-    )
+    shapes = jax.eval_shape(lambda *given: given, *arguments)
     closed = jax.make_jaxpr(function)(*shapes)
     _, of_constants, of_given = pe.dce_jaxpr_consts(closed.jaxpr, [True] * len(closed.out_avals))
     constants = zip(closed.consts, of_constants, strict=True)  # one of another trace may be all

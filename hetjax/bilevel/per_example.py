@@ -62,9 +62,8 @@ def split(x: PyTree) -> tuple[list[Any], list[PerExample]]:
 
 def joined(like: PyTree, others: list[Any], own: list[PerExample]) -> PyTree:
     """A tree like x, of what `split` gave."""
-    leaves, treedef = jax.tree.flatten(like, is_leaf=is_one)
     each, mine = iter(others), iter(own)
-    return jax.tree.unflatten(treedef, [next(mine if is_one(leaf) else each) for leaf in leaves])
+    return jax.tree.map(lambda leaf: next(mine if is_one(leaf) else each), like, is_leaf=is_one)
 
 
 def add_rows(total: PerExample, part: PerExample, level: str, example_ids: jax.Array) -> PerExample:

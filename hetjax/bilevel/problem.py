@@ -187,8 +187,7 @@ def weights_depend(both: Callable, what: What, at: At, batch: Any) -> bool:
     }
 
     def of_point(point: dict[str, PyTree], others: dict[str, PyTree], batch: Any) -> Any:
-        at_point = {**others, **point}
-        return both(at_point["x"], at_point["y"], batch)
+        return both(*{**others, **point}.values(), batch)
 
     others = {"x": at.x, "y": at.y}
     return weights.depend(of_point, {n: others[n] for n in names[what.kind]}, others, batch)
@@ -213,11 +212,11 @@ def summands(
     names = ("y",) if what.kind is Kind.TANGENTS else what.wrt
 
     def gradients(x: PyTree, y: PyTree) -> tuple[Answer, Answer]:
-        def at_point(*given: PyTree) -> tuple[jax.Array, jax.Array]:
-            point = {"x": x, "y": y, **dict(zip(names, given, strict=True))}
-            return both(point["x"], point["y"], batch)
-
         point = {"x": x, "y": y}
+
+        def at_point(*given: PyTree) -> tuple[jax.Array, jax.Array]:
+            return both(*{**point, **dict(zip(names, given, strict=True))}.values(), batch)
+
         (top, bottom), pull = jax.vjp(at_point, *(point[name] for name in names))
         of_top = pull((jnp.ones_like(top), jnp.zeros_like(bottom)))
         of_bottom = pull((jnp.zeros_like(top), jnp.ones_like(bottom)))

@@ -153,8 +153,7 @@ class _ValueGap(NamedTuple):
         to_y = machine.Repeat(0 if self.is_dynamic else self.upper_steps, self.step_of("y"))
         seen: tuple[machine.Step, ...] = ()
         if self.multiplier.needs_gap:
-            what = What(Kind.LOSS, LOWER, is_new=True)
-            seen = (machine.Ask(what, _at("z"), self.take_least),)
+            seen = (machine.Ask(What(Kind.LOSS, LOWER, is_new=True), _at("z"), self.take_least),)
         wrt = ("x", "y") if self.is_dynamic else ("x",)
         upper = What(Kind.GRADIENT, UPPER, wrt, is_new=True)
         return (

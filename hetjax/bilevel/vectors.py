@@ -63,13 +63,10 @@ def floats(tree: PyTree) -> list[jax.Array]:
 
 def split(tree: PyTree) -> tuple[list[jax.Array], Callable[[list[jax.Array]], PyTree]]:
     """The leaves that have a derivative, and the way back from them to the tree."""
-    leaves, treedef = jax.tree.flatten(tree)
 
     def rebuilt(floats: list[jax.Array]) -> PyTree:
         given = iter(floats)
-        return jax.tree.unflatten(
-            treedef, [next(given) if _is_float(leaf) else leaf for leaf in leaves]
-        )
+        return jax.tree.map(lambda leaf: next(given) if _is_float(leaf) else leaf, tree)
 
     return floats(tree), rebuilt
 

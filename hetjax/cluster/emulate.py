@@ -77,9 +77,8 @@ class EmulatedCluster:
 
     def __post_init__(self):
         secs = tuple(float(x) for x in np.atleast_1d(self.secs_per_microbatch))
-        overhead = self.overhead_secs
-        if not np.isscalar(overhead):
-            overhead = tuple(float(x) for x in np.asarray(overhead))
+        given = self.overhead_secs
+        overhead = given if np.isscalar(given) else tuple(float(x) for x in np.asarray(given))
         object.__setattr__(self, "secs_per_microbatch", secs)
         object.__setattr__(self, "overhead_secs", overhead)
         object.__setattr__(self, "changes", tuple(self.changes))

@@ -49,7 +49,7 @@ class WorkAllGather:
         communicator: how the processes meet.
         most_signs: example signs that a worker can have in a round; 0 where the order takes none.
         microbatch_size: B.
-        most_metrics: of a kind of round.
+        most_numbers: of a worker in a kind of round, beside `_SUMS`.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class WorkAllGather:
         *,
         most_signs: int,
         microbatch_size: int,
-        most_metrics: int = 0,
+        most_numbers: int = 0,
     ) -> None:
         self._communicator, self._size = communicator, microbatch_size
         self._message = np.dtype(  # of each worker
@@ -67,7 +67,7 @@ class WorkAllGather:
                 ("request", np.int64),
                 ("host_secs", np.float64),
                 ("done", [(name, np.float64) for name in _DONE]),
-                ("sums", np.float64, (len(_SUMS) + 2 * most_metrics,)),
+                ("sums", np.float64, (len(_SUMS) + most_numbers,)),
                 ("example_signs", np.int8, (most_signs,)),
             ]
         )
@@ -137,11 +137,11 @@ class WorkAllGather:
 
 
 def _own_sums(contributed: types.Contribution) -> np.ndarray:
-    """What `SyncMetrics` is made of, of this process's workers: f64[w, k], `_SUMS` and metrics."""
+    """What `SyncMetrics` is made of, of this process's workers: f64[w, k]."""
     tally = contributed.tally  # a worker that tells nothing counts as one without a bad microbatch
     tally = tally._replace(nonfinite_microbatch=tally.nonfinite_microbatch + 1)
     leaves = [contributed.loss_sum, contributed.weight, *tally]
-    leaves += jax.tree.leaves(contributed.metric_sums)
+    leaves += jax.tree.leaves((contributed.metric_sums, contributed.counts))
     rows = mesh_lib.worker_rows(leaves)  # on the host: an index of a jax.Array is a program
     return np.array([[np.asarray(leaf)[0] for leaf in row] for row in rows], np.float64)
 
@@ -154,6 +154,7 @@ def _metrics(sums: np.ndarray, like: types.Contribution) -> types.SyncMetrics:
     nonfinite -= 1
     leaves, treedef = jax.tree.flatten(like.metric_sums)
     metrics = sums[:, len(_SUMS) : len(_SUMS) + len(leaves)].astype(dtype).sum(axis=0)
+    own = sums[:, len(_SUMS) + len(leaves) :].T.astype(dtype)
     return types.SyncMetrics(
         losses.astype(dtype).sum(),
         weights.astype(dtype).sum(),
@@ -163,4 +164,5 @@ def _metrics(sums: np.ndarray, like: types.Contribution) -> types.SyncMetrics:
         losses.astype(dtype),
         weights.astype(dtype),
         jax.tree.unflatten(treedef, list(metrics)),
+        counts=types.Counts(*own[:2]) if like.counts else (),
     )

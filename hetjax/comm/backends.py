@@ -16,7 +16,7 @@ import numpy as np
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from hetjax import executor, types
+from hetjax import executor, types, wires
 from hetjax import mesh as mesh_lib
 from hetjax.comm import communicator as communicator_lib
 from hetjax.comm import elastic, gpus, join, runtime, shared_sums, socket_allgather
@@ -98,7 +98,7 @@ class Machines(Collectives):
             return super().allgather(messages)
         return np.frombuffer(b"".join(self._sockets(messages.tobytes())), messages.dtype)
 
-    def sums(self, like: types.PyTree) -> communicator_lib.Sums:
+    def sums(self, like: types.PyTree, wire: str = wires.FLOAT32) -> communicator_lib.Sums:
         on_host = self._mesh.devices[0].platform == "cpu" or not self.has_collectives
         if not (self._shares and self._sockets and on_host):
             return communicator_lib.Sums()

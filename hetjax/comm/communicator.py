@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from hetjax import types
+from hetjax import types, wires
 
 
 class Sums:
@@ -20,8 +20,13 @@ class Sums:
     """Whether the sums are complete when the sync phase begins, which then waits for no process."""
 
     totals: Callable | None = None
-    """`(contributed, metrics) -> (sums, weight)`, traceable: what the sync phase makes of the
-    result of `total`. None: the sync phase sums by itself."""
+    """`contributed -> sums`, traceable: what the sync phase makes of the result of `total`. None:
+    the sync phase sums by itself."""
+
+    def copies(self, present: int) -> tuple[float, float]:
+        """How many contributions, and how many sums, so many workers send each other in a round;
+        here as by a ring."""
+        return present - 1, present - 1
 
     def post(self, contributed: types.Contribution) -> None:
         """Puts up what this process's workers contributed: their rows of leaves `[W, ...]`."""
@@ -115,11 +120,12 @@ class Communicator:
         """
         return messages
 
-    def sums(self, like: types.PyTree) -> Sums:
+    def sums(self, like: types.PyTree, wire: str = wires.FLOAT32) -> Sums:
         """How the contributions of a round are added up; the same answer in all processes.
 
         Args:
             like: a pytree of the shapes and types of what a worker contributes.
+            wire: of `wires.WIRES`; other than float32 where workers come and go alone.
         """
         return Sums()
 

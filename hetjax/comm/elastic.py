@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from hetjax import types
+from hetjax import types, wires
 from hetjax.comm import communicator as communicator_lib
 from hetjax.comm import membership as membership_lib
 from hetjax.comm import referee, referee_host, shared_sums
@@ -186,8 +186,8 @@ class Elastic(communicator_lib.Communicator):
                 text = f"{view.round_index + 1}: worker {member.rank} joins"
             logger.info(f"round {text}")
 
-    def sums(self, like: types.PyTree) -> communicator_lib.Sums:
-        self._sums.append(shared_sums.ElasticSums(self.roster, self.mesh, like))
+    def sums(self, like: types.PyTree, wire: str = wires.FLOAT32) -> communicator_lib.Sums:
+        self._sums.append(shared_sums.ElasticSums(self.roster, self.mesh, like, wire))
         return self._sums[-1]
 
     # --- Coming and going ---

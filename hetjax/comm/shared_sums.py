@@ -22,7 +22,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from hetjax import memory, trees, types
+from hetjax import memory, trees, types, wires
 from hetjax import mesh as mesh_lib
 from hetjax.comm import communicator, membership, socket_allgather
 from hetjax.comm.views import Member
@@ -40,10 +40,8 @@ class HostSums(communicator.Sums):
     meet_before = True
     _like: types.PyTree  # of the shapes of what a worker contributes
 
-    def totals(
-        self, contributed: types.Contribution, metrics: types.SyncMetrics
-    ) -> tuple[types.PyTree, jax.Array]:
-        return trees.of_vector(contributed.sums, self._like), metrics.weight_sum
+    def totals(self, contributed: types.Contribution) -> types.PyTree:
+        return trees.of_vector(contributed.sums, self._like)
 
 
 class SharedSums(HostSums):
@@ -119,10 +117,17 @@ class ElasticSums(HostSums):
         roster: of this process.
         mesh: of its device.
         like: of the shapes of what a worker's sums are.
+        wire: of these, one of `wires.WIRES`; a wire of fewer bytes has them in float32.
     """
 
-    def __init__(self, roster: membership.MembershipClient, mesh: Mesh, like: types.PyTree) -> None:
-        self._roster, self._mesh, self._like = roster, mesh, like
+    def __init__(
+        self,
+        roster: membership.MembershipClient,
+        mesh: Mesh,
+        like: types.PyTree,
+        wire: str = wires.FLOAT32,
+    ) -> None:
+        self._roster, self._mesh, self._like, self._wire = roster, mesh, like, wire
         self._size = sum(leaf.size for leaf in jax.tree.leaves(like))  # numbers of a contribution
         self._own = np.zeros(self._size, np.float32)  # what this process contributes
         self._sum = self._own  # of all, once it is there; while a round warms up, of this one
@@ -134,11 +139,17 @@ class ElasticSums(HostSums):
         """Of a contribution; with the changes of the model's state, once one has been posted."""
         return self._own.nbytes
 
+    def copies(self, present: int) -> tuple[float, float]:
+        if len(self._parts) > 1 or self._roster.carrier.outlives:
+            return super().copies(present)
+        return present * (present - 1), 0  # each takes those of all others
+
     def post(self, contributed: types.Contribution) -> None:
         added = contributed.sums, contributed.state_change
         mine = jax.tree.leaves(mesh_lib.worker_rows(added)[0])
         numbers = [np.asarray(leaf).reshape(-1) for leaf in mine]
-        self._own = self._room(sum(part.size for part in numbers), np.result_type(*numbers))
+        size, dtype = sum(part.size for part in numbers), np.result_type(*numbers)
+        self._own = self._room(size, dtype) if self._is_plain else np.empty(size, dtype)
         np.concatenate(numbers, out=self._own)
         self._sum, self.is_posted = self._own, True
         if not self._totals or self._totals[0].size != self._own.size:
@@ -159,7 +170,8 @@ class ElasticSums(HostSums):
         size, most = self._own.size, _MOST_BYTES_OF_PIECE // self._own.itemsize
         is_whole = self.num_bytes <= WHOLE_BYTES or self._roster.carrier.outlives
         count = 1 if is_whole else max(_PIECES, -(-size // most))
-        ends = [size * k // count for k in range(count + 1)]
+        unit = 1 if self._is_plain else wires.BLOCK
+        ends = [*(size * k // count // unit * unit for k in range(count)), size]
         return list(map(slice, ends[:-1], ends[1:]))
 
     def cost(self, messages: np.ndarray) -> float | None:
@@ -170,7 +182,28 @@ class ElasticSums(HostSums):
 
     def put(self) -> list[Any]:
         """Puts up what was posted, in pieces."""
-        return [self._roster.put(self._own[part]) for part in self._parts]
+        return [self._roster.put(self._sent(part)) for part in self._parts]
+
+    @property
+    def _is_plain(self) -> bool:
+        return self._wire == wires.FLOAT32
+
+    def _sent(self, part: slice) -> np.ndarray:
+        """What goes over the wire of a piece: of the model's state all bytes."""
+        if self._is_plain:
+            return self._own[part]
+        end = max(part.start, min(part.stop, self._size))
+        sums, state = self._own[part.start : end], self._own[end : part.stop]
+        return np.concatenate([wires.packed(sums, self._wire), state.view(np.uint8)])
+
+    def _arrived(self, sent: np.ndarray, part: slice) -> np.ndarray:
+        """The numbers of such a piece of another member."""
+        if self._is_plain:
+            return sent.view(self._own.dtype)
+        count = max(min(part.stop, self._size) - part.start, 0)
+        cut = wires.num_bytes(count, self._wire)
+        sums, dtype = wires.unpacked(sent[:cut], count, self._wire), self._own.dtype
+        return np.concatenate([sums.astype(dtype), sent[cut:].view(dtype)])
 
     def put_sum(self) -> Any:
         return self._roster.put(self._sum)
@@ -212,7 +245,9 @@ class ElasticSums(HostSums):
             if (taken := self._roster.take(others, over)) is None:
                 return None
             found, part = iter(taken), parts[number]
-            rows = [self._own[part] if m == own else next(found).view(total.dtype) for m in members]
+            rows = [
+                self._own[part] if m == own else self._arrived(next(found), part) for m in members
+            ]
             add_up(rows, total[part])
         if len(parts) == 1:
             return ("has",)

@@ -11,8 +11,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from hetjax.config import checks, kinds
-from hetjax.config import fields as fields
+from hetjax.config import checks, fields, kinds
 from hetjax.config.groups import ExperimentConfig
 
 _Config = TypeVar("_Config")

@@ -19,6 +19,7 @@ ARGUMENTS = "arguments"  # the field of a group that holds the options of its pa
 DEFAULT_RULE = "gradient_sums"  # the local rule that a run has where it is given none
 RULES = {  # local rules by name: where their factories are
     DEFAULT_RULE: "hetjax.local.gradients:gradient_sums",
+    "local_steps": "hetjax.local.local_steps:local_steps",
     "per_example_clip": "hetjax.local.clipping:per_example_clip",
 }
 
@@ -35,47 +36,45 @@ class PartKind(NamedTuple):
     example: str
 
 
-KINDS: dict[str, PartKind] = {
-    kind.group: kind
-    for kind in (
-        PartKind(
-            "quota policy",
-            "quota",
-            "policy",
-            quota.QuotaPolicy,
-            quota.POLICIES,
-            {"init": 2, "assign": 3, "observe": 2},
-            "quota=hetjax.quota.adaptive(min_gain=0.05)",
-        ),
-        PartKind(
-            "ordering",
-            "ordering",
-            "method",
-            ordering.Ordering,
-            ordering.ORDERINGS,
-            {"init": 2, "place": 3},
-            "ordering=hetjax.ordering.d_grab(block_pairs=4)",
-        ),
-        PartKind(
-            "reducer",
-            "reducer",
-            "name",
-            topology.Reducer,
-            topology.REDUCERS,
-            {"make": 1},
-            'reducer=hetjax.topology.matcha(graph="ring", budget=0.5)',
-        ),
-        PartKind(
-            "gate",
-            "gate",
-            "trigger",
-            gates.Gate,
-            gates.GATES,
-            {"open": 2, "closes_at": 2},
-            "gate=hetjax.gates.quorum(12)",
-        ),
-    )
-}
+_KINDS = (
+    PartKind(
+        "quota policy",
+        "quota",
+        "policy",
+        quota.QuotaPolicy,
+        quota.POLICIES,
+        {"init": 2, "assign": 3, "observe": 2},
+        "quota=hetjax.quota.adaptive(min_gain=0.05)",
+    ),
+    PartKind(
+        "ordering",
+        "ordering",
+        "method",
+        ordering.Ordering,
+        ordering.ORDERINGS,
+        {"init": 2, "place": 3},
+        "ordering=hetjax.ordering.d_grab(block_pairs=4)",
+    ),
+    PartKind(
+        "reducer",
+        "reducer",
+        "name",
+        topology.Reducer,
+        topology.REDUCERS,
+        {"make": 1},
+        'reducer=hetjax.topology.matcha(graph="ring", budget=0.5)',
+    ),
+    PartKind(
+        "gate",
+        "gate",
+        "trigger",
+        gates.Gate,
+        gates.GATES,
+        {"open": 2, "closes_at": 2},
+        "gate=hetjax.gates.quorum(12)",
+    ),
+)
+KINDS: dict[str, PartKind] = {kind.group: kind for kind in _KINDS}
 
 
 class Parts(NamedTuple):

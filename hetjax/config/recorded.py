@@ -55,8 +55,7 @@ def check(
         config = config | {name: theirs[name] for name in may_grow if grown(theirs, config, name)}
         theirs, ours = (_without(each, may_differ) for each in (theirs, config))
         _check_given(theirs, ours, way)
-    different = _differences(theirs, ours)
-    if different:
+    if different := _differences(theirs, ours):
         more = f" and {len(different) - 3} more" if len(different) > 3 else ""
         raise ValueError(
             f"workdir {str(workdir)!r} belongs to another configuration "

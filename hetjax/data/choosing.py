@@ -3,7 +3,6 @@
 import contextlib
 import functools
 import logging
-import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -11,9 +10,8 @@ import jax
 
 from hetjax import memory, starting
 from hetjax.comm import join
-from hetjax.data import feed as feed_lib
+from hetjax.data import feed, iterable_feed, iterables, readers, sources, trial
 from hetjax.data import held as held_lib
-from hetjax.data import iterable_feed, iterables, readers, sources, trial
 from hetjax.report import words
 
 logger = logging.getLogger(__name__)
@@ -37,7 +35,7 @@ def training_feed(
     leads: bool,
     agree: Agree,
     progress: bool = False,
-) -> feed_lib.Feed:
+) -> feed.Feed:
     """The feed of a run; unless it is to be streamed, a few examples are read twice before.
 
     Args:
@@ -72,14 +70,14 @@ def training_feed(
             values = found.difference is None and not is_streamed
         held = held_lib.Held(source, name="the source", values=values, way=_STREAM)
     if is_streamed:
-        return feed_lib.StreamedFeed(source, devices, crew=crew, held=held)
+        return feed.StreamedFeed(source, devices, crew=crew, held=held)
     with _bar(len(source), "reading the source", shown=progress) as bar:
-        return feed_lib.ResidentFeed(source, devices, crew=crew, on_read=bar.update, held=held)
+        return feed.ResidentFeed(source, devices, crew=crew, on_read=bar.update, held=held)
 
 
 def evaluation_feed(
     source: Any, device: jax.Device, *, num_readers: int | str = 1, progress: bool = False
-) -> feed_lib.Feed:
+) -> feed.Feed:
     """The examples of an evaluation, on the device. Tells the user if the source changes them.
 
     Args:
@@ -104,11 +102,11 @@ def evaluation_feed(
     large = _too_large(source, found, [device])
     if large and is_steady:
         logger.info(f"eval_source: {large}. Each evaluation reads it anew.")
-        return feed_lib.StreamedFeed(source, [device], crew=crew)
+        return feed.StreamedFeed(source, [device], crew=crew)
     way = "All evaluations have them"
     held = held_lib.Held(source, name="the eval_source", values=is_steady, way=way)
     with _bar(len(source), "reading the eval_source", shown=progress) as bar:
-        return feed_lib.ResidentFeed(source, [device], crew=crew, on_read=bar.update, held=held)
+        return feed.ResidentFeed(source, [device], crew=crew, on_read=bar.update, held=held)
 
 
 def _crew(source: Any, num_readers: int | str) -> readers.Crew:
@@ -186,7 +184,5 @@ def _lines(
 
 def _bar(total: int, title: str, *, shown: bool) -> contextlib.AbstractContextManager[Any]:
     """A bar that appears after a second and goes when all is read."""
-    if not shown:
-        return contextlib.nullcontext(types.SimpleNamespace(update=lambda count: None))
     options = {"unit": "ex", "unit_scale": True, "delay": _BAR_AFTER_SECS, "leave": False}
-    return starting.bar(total=total, desc=title, **options)
+    return starting.bar(total=total, desc=title, disable=not shown, **options)

@@ -7,13 +7,10 @@ import jax
 import numpy as np
 
 from hetjax import mesh, ordering, types
-from hetjax.comm import broadcast_once
-from hetjax.comm import key_value_store as store_lib
-from hetjax.config import experiment as config_lib
-from hetjax.config import kinds
-from hetjax.data import choosing, iterables, owned, sources
+from hetjax.comm import broadcast_once, key_value_store
+from hetjax.config import experiment, kinds
+from hetjax.data import choosing, iterables, owned, sources, stream
 from hetjax.data import feed as feed_lib
-from hetjax.data import stream as stream_lib
 from hetjax.quota import policies
 
 logger = logging.getLogger(__name__)
@@ -35,7 +32,7 @@ AS_IT_COMES = ordering.Ordering(
 
 
 def check(
-    config: config_lib.ExperimentConfig, source: Any, chosen: kinds.Parts, *, leads: bool
+    config: experiment.ExperimentConfig, source: Any, chosen: kinds.Parts, *, leads: bool
 ) -> None:
     """Refuses what needs examples that come again, where they come once; tells of much padding.
 
@@ -63,12 +60,12 @@ def check(
 
 
 def make_feed(
-    config: config_lib.ExperimentConfig, own: owned.Owned, where: mesh.Placement, *, progress: bool
+    config: experiment.ExperimentConfig, own: owned.Owned, where: mesh.Placement, *, progress: bool
 ) -> feed_lib.Feed:
     """As the configuration says, and as a few examples of the source show."""
     is_own = own.part is not None  # of which no other process can tell
     leads, is_alone = where.leads or is_own, is_own or len(where.own) == len(where.devices)
-    board = None if is_alone else store_lib.KeyValueStore("feed")
+    board = None if is_alone else key_value_store.KeyValueStore("feed")
     feed = choosing.training_feed(
         own.source,
         where.devices,
@@ -83,13 +80,13 @@ def make_feed(
 
 
 def make_stream(
-    config: config_lib.ExperimentConfig,
+    config: experiment.ExperimentConfig,
     own: owned.Owned,
     where: mesh.Placement,
     chosen: kinds.Parts,
     *,
     last: str,
-) -> stream_lib.Stream:
+) -> stream.Stream:
     """As the configuration says; names idle workers. A private shard always has a part."""
     common: dict[str, Any] = {
         "microbatch_size": config.microbatch_size,
@@ -108,15 +105,15 @@ def make_stream(
                 f"budget: {config.budget} microbatches a round leave {idle} of {num_workers} "
                 "workers idle"
             )
-        return stream_lib.SharedStream(own.num_examples, num_workers, **common)
+        return stream.SharedStream(own.num_examples, num_workers, **common)
     common["proportions"] = policies.shard_proportions(chosen.quota, num_workers)
     if own.part is not None:
         common["parts"] = list(zip(own.sizes, own.workers(where.devices), strict=True))
-    return stream_lib.PrivateStream(own.num_examples, num_workers, **common)
+    return stream.PrivateStream(own.num_examples, num_workers, **common)
 
 
 def first_examples(
-    config: config_lib.ExperimentConfig, source: Any, *, per_example_rng: bool
+    config: experiment.ExperimentConfig, source: Any, *, per_example_rng: bool
 ) -> tuple[types.PyTree, jax.Array]:
     """A microbatch, by which the loss and the order are tried, and its key or keys."""
     rng = jax.random.key(config.seed)

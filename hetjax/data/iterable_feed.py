@@ -118,9 +118,7 @@ class IterableFeed(feed.Feed):
         if self._end is not None:
             came = max(0, min(length, self._end - first))
         stream.cut(came)
-        if stream.total(state, budget):
-            return ""
-        return self._source.ended(own.pass_index, came)
+        return "" if stream.total(state, budget) else self._source.ended(own.pass_index, came)
 
     def limits(self, plan: stream_lib.Assignment, most: np.ndarray) -> np.ndarray:
         if self.reads_all:  # `end` has said it

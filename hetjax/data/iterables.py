@@ -78,15 +78,13 @@ class Inputs:
 
         Where fewer come, they are gone through again.
         """
-        try:
-            while len(self.first) <= index and not self._handed_on:
+        if len(self.first) <= index and not self._handed_on:
+            with contextlib.suppress(StreamEnd):
                 while len(self._waiting) <= index:
                     self._take()
-                self.first = list(self._waiting)
-        except StreamEnd:
             self.first = list(self._waiting)
             if not self.first:
-                raise ValueError(f"hetjax.stream: the {self.name} gave no example") from None
+                raise ValueError(f"hetjax.stream: the {self.name} gave no example")
         return self.first[index % len(self.first)]
 
     def next(self) -> Any:

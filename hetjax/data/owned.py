@@ -10,8 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from hetjax.comm import key_value_store as store_lib
-from hetjax.comm import runtime
+from hetjax.comm import key_value_store, runtime
 from hetjax.data import sources
 
 LOCAL = "process_local"  # of `data.sharing`
@@ -42,7 +41,7 @@ class Owned:
         self.part = 0 if sharing == LOCAL else None  # the process whose own part it is
         self.source, self._num_told, self._board = source, 0, None
         if self.part is not None and several and not runtime.current().seats:  # else refused
-            self._board = store_lib.RoundStore("parts", lambda: self._num_told)
+            self._board = key_value_store.RoundStore("parts", lambda: self._num_told)
             self.part = runtime.current().process_id
         self.sizes = self.tell(len(source))  # of each part
         self.num_examples, self.first = sum(self.sizes), sum(self.sizes[: self.part or 0])

@@ -248,8 +248,7 @@ def _load_together(
             if not begun:
                 return
             ids, future = begun.popleft()
-            parts = leaves.walk(threads.result(future))
-            for column, (_, part) in zip(columns, parts, strict=True):
+            for column, (_, part) in zip(columns, leaves.walk(threads.result(future)), strict=True):
                 column[ids[0] : ids[-1] + 1] = part
             on_read(len(ids))
 

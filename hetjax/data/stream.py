@@ -79,6 +79,15 @@ class _Stream:
         """The epoch that the next round belongs to."""
         return state.examples_processed // self.examples_per_epoch
 
+    def counted(self, state: StreamState) -> dict[str, int]:
+        """Examples that were processed, and what the ledger says of them."""
+        return {
+            "examples_processed": state.examples_processed,
+            "examples_missing": ledger_lib.missing(state.ledger),
+            "examples_duplicated": ledger_lib.duplicated(state.ledger),
+            "examples_never_processed": ledger_lib.never_processed(state.ledger),
+        }
+
     def dropped(self, state: StreamState) -> int:
         """Examples that passes have left out on purpose."""
         seen = sum(own.pass_index * len(own.queue) + own.head for own in state.passes)

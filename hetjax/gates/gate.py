@@ -172,8 +172,7 @@ def begin(gate: Gate, board: Board | None = None, clock: Clock = time.perf_count
         ValueError: what the gate opened is no live gate.
     """
     live = gate.open(board, clock)
-    missing = [n for n in ("begin", "is_open", "finished") if not hasattr(live, n)]
-    if missing:
+    if missing := [n for n in ("begin", "is_open", "finished") if not hasattr(live, n)]:
         raise ValueError(
             f"gate: {parts.named(gate)}: its open(board, clock) made {parts.shown(live)} without "
             f"{', '.join(missing)}; see hetjax.gates.AlwaysOpen"

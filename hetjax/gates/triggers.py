@@ -5,29 +5,27 @@ References:
     optimization", 2020, arXiv 2006.05752: the deadline.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Annotated
 
 import numpy as np
 
 from hetjax import parts
-from hetjax.gates import gate as gate_lib
-from hetjax.gates.gate import Board, Clock, Gate
+from hetjax.gates.gate import AlwaysOpen, Board, Clock, Gate
+
+
+def _at(secs: float) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
+    """`closes_at` of a gate that closes at a time, whatever the workers do."""
+    return lambda ends, quotas: np.full(np.shape(quotas)[:-1], secs)
 
 
 @parts.factory
 def none() -> Gate:
     """Never closes: every worker does its whole quota."""
-
-    def closes_at(ends: np.ndarray, quotas: np.ndarray) -> np.ndarray:
-        return np.full(np.shape(quotas)[:-1], np.inf)
-
-    return Gate(
-        lambda board, clock: gate_lib.AlwaysOpen(), closes_at, closes=False, needs_news=False
-    )
+    return Gate(lambda board, clock: AlwaysOpen(), _at(np.inf), closes=False, needs_news=False)
 
 
-class _First(gate_lib.AlwaysOpen):
+class _First(AlwaysOpen):
     def finished(self, worker: int, microbatches_done: int) -> None:
         if microbatches_done >= self._quotas[worker]:
             self._close()
@@ -49,7 +47,7 @@ def first() -> Gate:
     )
 
 
-class _Quorum(gate_lib.AlwaysOpen):
+class _Quorum(AlwaysOpen):
     def __init__(self, quorum: int, board: Board | None) -> None:
         super().__init__(board)
         self._quorum = quorum
@@ -101,7 +99,7 @@ def quorum(
     )
 
 
-class _Deadline(gate_lib.AlwaysOpen):
+class _Deadline(AlwaysOpen):
     def __init__(self, deadline_secs: float, clock: Clock) -> None:
         super().__init__()
         self._deadline_secs, self._clock = deadline_secs, clock
@@ -132,9 +130,6 @@ def deadline(
             refuses other values.
     """
 
-    def closes_at(ends: np.ndarray, quotas: np.ndarray) -> np.ndarray:
-        return np.full(np.shape(quotas)[:-1], deadline_secs)
-
     def problems(facts: parts.Facts) -> Iterable[str]:
         shortest = facts.shortest_secs
         if not deadline_secs:
@@ -147,7 +142,7 @@ def deadline(
 
     return Gate(
         lambda board, clock: _Deadline(deadline_secs, clock),
-        closes_at,
+        _at(deadline_secs),
         needs_news=False,
         when="at a deadline",
         problems=problems,

@@ -84,15 +84,16 @@ def described_rule(rule: rules_lib.LocalRule) -> dict[str, Any]:
 def _with_rule(
     config: config_lib.ExperimentConfig, rule: rules_lib.LocalRule | None
 ) -> tuple[config_lib.ExperimentConfig, rules_lib.LocalRule | None]:
-    """The configuration with the rule in it, and the rule that it names."""
-    if rule is None:
-        return config, _rule_of(config.rule)
-    named = config_lib.parse(groups.RuleConfig, described_rule(rule))
-    if config.rule not in (groups.RuleConfig(), named):
+    """The configuration with the rule and all its options in it, and the rule that it names."""
+    made = _rule_of(config.rule) if rule is None else rule
+    if made is None:
+        return config, None
+    named = config_lib.parse(groups.RuleConfig, described_rule(made))
+    if rule is not None and config.rule not in (groups.RuleConfig(), named):
         raise ValueError(
             f"rule: the configuration names {_called(config.rule)} and rule= is {_called(named)}"
         )
-    return dataclasses.replace(config, rule=named), rule
+    return dataclasses.replace(config, rule=named), made
 
 
 def _called(rule: groups.RuleConfig) -> str:
@@ -105,7 +106,7 @@ def _rule_of(fields: groups.RuleConfig) -> rules_lib.LocalRule | None:
         return None
     path = kinds.RULES.get(fields.name, fields.name)
     factory = kinds.imported("rule.name", path, "local rule", "as rule=…")
-    rule = parts_lib.make(factory, dict(fields.arguments), "rule.arguments.")
+    rule = parts_lib.make(factory, dict(fields.arguments), "rule.")
     rules_lib.check(rule)
     return rule
 

@@ -16,11 +16,11 @@ import jax
 import numpy as np
 import optax
 
-from hetjax import digests, executor, types
+from hetjax import digests, executor, extra_arguments, types
 from hetjax.config import experiment as config_lib
 from hetjax.config import kinds
 from hetjax.data import feeding, iterables, owned, sources, trial
-from hetjax.inputs import extra_arguments, rule_identity
+from hetjax.inputs import rule_identity
 from hetjax.local import gradients, rules
 from hetjax.losses import batch_loss, stateful
 from hetjax.losses import loss as losses_lib
@@ -81,7 +81,7 @@ def make(
         own["loss"] = rule_identity.digest(sums, params, first, own_state, named)
         if given.update is not None:
             begun = () if given.of_progress else digests.of_arrays(given.begun)
-            own["goes on"] = f"{begun} {named_lib.digest(given, params, rule.metrics)}"
+            own["goes on"] = f"{begun} {named_lib.digest(given, params, rule.reads.metrics)}"
     # A rule that asks for values of its round has none here; what is wrong is said when it runs.
     if is_own:
         with contextlib.suppress(Exception):

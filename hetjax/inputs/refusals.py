@@ -15,10 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from hetjax import parts, trees
+from hetjax import extra_arguments, parts, trees
 from hetjax.checkpoints import leaves
+from hetjax.comm import runtime
 from hetjax.config import groups, kinds
-from hetjax.inputs import extra_arguments
 
 _LOSS = (
     "it must be loss_fn(params, examples, rng) -> losses f32[B], one number an example, or "
@@ -139,7 +139,7 @@ def check_optimizer(
     """Refuses what is no optimiser, and one that no round can update by.
 
     Returns:
-        The optimiser, which may be given `value` and `progress` whether it takes them or not.
+        The optimiser, which may be given what a round tells whether it takes it or not.
 
     Raises:
         ValueError: it is one of them; with what to give instead.
@@ -154,7 +154,7 @@ def check_optimizer(
     if not all(jnp.issubdtype(dtype, jnp.floating) for dtype in dtypes):
         return complete  # the check of the loss refuses them
     try:
-        before, after = _tried(complete, params, "value", "progress")
+        before, after = _tried(complete, params)
     except NameError:  # of an axis, which a round has
         return complete
     except Exception as error:
@@ -195,7 +195,7 @@ def check_without_loss(optimizer: Any, params: Any) -> None:
         ValueError: it does.
     """
     try:
-        _tried(extra_arguments.with_extra_arguments(optimizer), params, "progress")
+        _tried(extra_arguments.with_extra_arguments(optimizer), params, without="value")
     except Exception as error:
         if "value" not in _missing(error):
             return  # the first round says more
@@ -205,17 +205,18 @@ def check_without_loss(optimizer: Any, params: Any) -> None:
 
 
 def _tried(
-    optimizer: optax.GradientTransformationExtraArgs, params: Any, *given: str
+    optimizer: optax.GradientTransformationExtraArgs, params: Any, *, without: str = ""
 ) -> tuple[Any, Any]:
     """The shapes of an optimiser's state before and after an update; nothing is computed."""
     dtypes = map(jnp.result_type, jax.tree.leaves(params))
     value = np.zeros((), jnp.finfo(trees.wider(jnp.float32, *dtypes)).dtype)
-    extra = {"value": value, "progress": np.float32(0)}
+    extra = dict.fromkeys(extra_arguments.TOLD, value) | {"progress": np.float32(0)}
+    extra.pop(without, None)
 
     def states(params: Any) -> tuple[Any, Any]:
         params = jax.tree.map(jnp.asarray, params)
         state = optimizer.init(params)
-        updates, after = optimizer.update(params, state, params, **{n: extra[n] for n in given})
+        updates, after = optimizer.update(params, state, params, **extra)
         optax.apply_updates(params, updates)
         return state, after
 
@@ -279,6 +280,20 @@ def _is_module(given: Any, library: str) -> bool:
         base.__module__.startswith(f"{library}.") and base.__name__ == "Module"
         for base in type(given).__mro__
     )
+
+
+def check_wire(wire: str, config: Any) -> None:
+    """Refuses fewer bytes where a collective adds up.
+
+    Raises:
+        ValueError: the workers neither come and go, nor are they virtual.
+    """
+    if not (runtime.current().seats or config.form == "virtual"):
+        raise ValueError(
+            f"reducer.wire: got {wire!r}, and collectives add up what these workers contribute, in "
+            "its own type. Take local='virtual', or workers that come and go (--runtime=apart, or "
+            "hetjax.ray.launch with elastic=True)"
+        )
 
 
 def check_apart(config: Any, chosen: kinds.Parts, *, one_pass: bool) -> None:

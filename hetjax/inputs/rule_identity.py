@@ -39,12 +39,12 @@ def check(
     """
     if rule is None:
         return
-    if optimizer is not None and rule.loss_sum is None:
+    if optimizer is not None and rule.reads.loss_sum is None:
         inputs.check_without_loss(optimizer, params)
-    if rule.losses is None or executor.is_eager():
+    if rule.observed is None or executor.is_eager():
         return
     of_run = functools.partial(
-        losses_lib.masked, loss_fn, per_example_rng=per_example_rng, metrics=rule.metrics
+        losses_lib.masked, loss_fn, per_example_rng=per_example_rng, metrics=rule.reads.metrics
     )
     given = _shapes_of(params), microbatch_of(examples), jax.random.key(0)
 
@@ -54,7 +54,7 @@ def check(
 
         return digests.of_programs((of_microbatch, given))
 
-    if program(rule.losses) != program(of_run):
+    if program(rule.observed.losses) != program(of_run):
         keys = f"per_example_rng={per_example_rng}"
         raise ValueError(
             f"rule: its losses are not those of loss_fn with {keys}; give both one loss, such as "

@@ -138,10 +138,8 @@ class ElasticSupervisor(supervisor.Supervisor):
             raise ValueError(f"all {most} seats are taken; start the run with more --max_workers")
         if self._has_finished or self._verdict or self._faults or self._stop_code:
             raise ValueError("the run is at its end")
-        if (share := request["cpus"]) is not None:
-            self._shares.give(seat, share, self._seats.start_of)
-        elif self._options.cpus:
-            self._shares.give(seat, 1.0, self._seats.start_of)
+        if (share := request["cpus"]) is not None or self._options.cpus:
+            self._shares.give(seat, 1.0 if share is None else share, self._seats.start_of)
         for group in self._shares.groups:
             self._guardian.add("control_group", group)
         self._start(seat)

@@ -213,8 +213,7 @@ class StallReporter:
         if self._process and now - (self._asked or now) >= self._silent_secs:
             return {0}  # what the others do meanwhile is not known
         for other, (position, _) in self._heard.items():
-            comes_not = position is None or not position.waits
-            if comes_not or self._silence(other) >= self._silent_secs:
+            if not (position and position.waits) or self._silence(other) >= self._silent_secs:
                 found.add(other)
         return found or None
 

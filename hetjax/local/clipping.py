@@ -60,12 +60,8 @@ def per_example_clip(
         the sum of weights.
     """
     clipped = functools.partial(_clipped, max_norm)
-    of_examples = functools.partial(gradients.gradient_sums, sums_of=clipped)
-    return of_examples(_no_loss)._replace(of_examples=of_examples)
-
-
-def _no_loss(*given: Any) -> Any:
-    raise ValueError("per_example_clip: give it as rule= to fit, Run or make_train_step")
+    of_loss = functools.partial(gradients.gradient_sums, sums_of=clipped)
+    return rules.for_a_loss("per_example_clip", of_loss, rules.Traits(by_example=True))
 
 
 def _clipped(

@@ -143,7 +143,7 @@ class Passes:
             add,
             gradients.finish,
             checked=lambda worker, sums: sums.loss_sum,
-            loss_sum=lambda sums: sums.loss_sum,
+            reads=rules.Reads(loss_sum=lambda sums: sums.loss_sum),
         )
 
     def _between(

@@ -55,7 +55,7 @@ def gradient_sums(
             multiplied by it, in float32 or wider. In float16 it is the size of a microbatch: a
             gradient is then as large as that of a mean, and overflows where that does.
         sums_of: `(losses, params, size) -> (loss_sum, weight_sum, gradient's parts)` of a
-            microbatch of so many, as of `LocalRule.take`, where that is not the gradient of the
+            microbatch of so many, as of `Observed.take`, where that is not the gradient of the
             losses; None: it is.
     """
     names = tuple(sorted(metrics))
@@ -103,15 +103,15 @@ def gradient_sums(
         begin,
         add,
         finish,
-        losses=None if sums_of else losses_of,
-        take=None if sums_of else take,
         checked=lambda worker, sums: (sums.loss_sum, sums.weight_sum),
-        loss_sum=lambda sums: sums.loss_sum,
-        metrics=names,
-        metric_sums=(lambda sums: sums.metric_sums) if names else None,
-        weight_grads=(lambda sums: sums.weight_grad_sum) if weights_vary else None,
-        state_change=None if own is None or sums_of else (lambda sums: sums.state_change),
-        loss_divisor=loss_divisor,
+        observed=None if sums_of else rules.Observed(losses_of, take, loss_divisor),
+        reads=rules.Reads(
+            loss_sum=lambda sums: sums.loss_sum,
+            metrics=names,
+            metric_sums=(lambda sums: sums.metric_sums) if names else None,
+            weight_grads=(lambda sums: sums.weight_grad_sum) if weights_vary else None,
+            state_change=None if own is None or sums_of else (lambda sums: sums.state_change),
+        ),
     )
     # Of the loss, and of which keys it gets, a run is told apart from its rule.
     return parts.remembered(rule, gradient_sums, {})
@@ -202,7 +202,7 @@ def rule_of(
         ValueError: it drops metrics of the loss, or the gradient of its weights.
     """
     metrics, weights_vary, changes_state, loss_divisor = traced
-    alone = given is not None and given.of_examples
+    alone = given is not None and given.traits.by_example
     if (given is None or alone) and isinstance(loss_fn, batch_loss.BatchLoss):
         raise ValueError(
             "batch_loss: a step has one pass, and this loss needs two; take hetjax.fit or "
@@ -216,19 +216,19 @@ def rule_of(
             weights_vary=weights_vary,
             loss_divisor=loss_divisor,
         )
-    if alone:
-        given = alone(loss_fn, per_example_rng=per_example_rng, metrics=metrics)
-    if missing := [name for name in metrics if name not in given.metrics]:
+    if given.of_loss is not None:
+        given = given.of_loss(loss_fn, per_example_rng=per_example_rng, metrics=metrics)
+    if missing := [name for name in metrics if name not in given.reads.metrics]:
         raise ValueError(
             f"rule: loss_fn returns the metrics {', '.join(missing)}, and the rule's metrics lack "
             "them"
         )
-    if changes_state and given.state_change is None:
+    if changes_state and given.reads.state_change is None:
         raise ValueError(
             "rule: loss_fn changes the model's state, and the rule's state_change is None; "
             "gradient_sums has one"
         )
-    if weights_vary and (alone or given.losses is not None) and given.weight_grads is None:
+    if weights_vary and (alone or given.observed is not None) and given.reads.weight_grads is None:
         raise ValueError(
             "rule: the weights of loss_fn depend on the parameters; take gradient_sums(loss_fn, "
             "weights_vary=True), or jax.lax.stop_gradient(weights)"

@@ -58,8 +58,10 @@ def cause(
         last = load(rows[-1])
         if odd := _not_finite(last.examples):
             return f"The examples themselves are not finite:{odd}."
-        worker, sums = rule.begin(shared, kept if rule.keeps_worker else rule.init(shared.params))
-        if rule.losses is None:  # what it adds may depend on the microbatches before
+        worker, sums = rule.begin(
+            shared, kept if rule.traits.keeps_worker else rule.init(shared.params)
+        )
+        if rule.observed is None:  # what it adds may depend on the microbatches before
             for ids in rows[:-1]:
                 worker, sums = rule.add(shared, worker, sums, load(ids), rng)
         found = search(rule.add, shared, worker, sums, last, rng, taken=True)

@@ -1,117 +1,24 @@
 """What does a worker do with its microbatches, and what does it hand to the synchronisation?
 
-A local rule answers this, a record of pure functions. A rule knows no quota, no order and no other
-worker, and holds no collective. `with_observer` puts around it what every rule needs: the count of
-what was done, the guard against numbers that are not finite, and the evidence for orders. All three
-local forms run what `with_observer` returns.
+A local rule answers this (`rule.LocalRule`), a record of pure functions. A rule knows no quota, no
+order and no other worker, and holds no collective. `with_observer` puts around it what every rule
+needs: the count of what was done, the guard against numbers that are not finite, and the evidence
+for orders. All three local forms run what `with_observer` returns.
 """
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hetjax import parts, trees, types
+from hetjax import trees, types
 from hetjax.local import contract
+from hetjax.local.rule import LocalRule, Observed, Reads, Traits, check, for_a_loss  # noqa: F401
 from hetjax.losses import named as named_lib
 from hetjax.ordering import ordering
-
-
-class LocalRule(NamedTuple):
-    """What a worker does with its microbatches. All functions are pure, and leaves have no worker
-    axis. `shared` is a `types.Shared`, `worker` what the rule keeps for itself.
-
-    A loss that asks for `frozen` or `values` is given those of `shared.named` while these run.
-
-    Example:
-        Gradients of one array of parameters, without weights, padding and keys (`gradients.py`
-        has the whole rule)::
-
-            def add(shared, worker, sums, microbatch, rng):
-                grads = jax.grad(loss)(shared.params, microbatch.examples)
-                return worker, (sums[0] + grads, sums[1] + 1)
-
-            LocalRule(
-                begin=lambda shared, worker: (worker, (jnp.zeros_like(shared.params), 0.0)),
-                add=add,
-                finish=lambda shared, worker, sums: (worker, *sums),
-            )
-    """
-
-    begin: Callable[[types.Shared, types.PyTree], tuple[types.PyTree, types.PyTree]]
-    """`(shared, worker) -> (worker, sums)`, before the first microbatch of a round. From there on
-    neither changes its tree, shapes or types."""
-
-    add: Callable[..., tuple[types.PyTree, types.PyTree]]
-    """`(shared, worker, sums, microbatch, rng) -> (worker, sums)`. `rng` is the key of the run and
-    the pass, the same for all microbatches: fold example ids into it, as `losses.masked` does.
-    Where anything in the new `worker` or `sums` is not finite, the old ones stay (`checked`)."""
-
-    finish: Callable[..., tuple[types.PyTree, types.PyTree, jax.Array]]
-    """`(shared, worker, sums) -> (worker, contribution, weight f[])`. The synchronisation sums
-    contributions and weights over the workers and divides once: so a contribution is a sum over
-    the worker's examples, weighted, and `weight` the sum of the weights, 0 where nothing was
-    done; both finite floating point, `weight` in float32 or wider. Where the run updates, the
-    contribution has the tree and the shapes of the parameters; else it may be any tree."""
-
-    init: Callable[[types.PyTree], types.PyTree] = lambda params: ()
-    """`params -> worker`, before the first round; before each round where nothing is kept."""
-
-    keeps_worker: bool = False
-    """`worker` goes from round to round. It is in `TrainState.worker` and in checkpoints."""
-
-    losses: Callable[[types.Microbatch, jax.Array], ordering.Losses] | None = None
-    """`(microbatch, rng) -> losses` for an order's observer: `losses.masked` of the run's
-    `loss_fn`; others are refused. None where the contribution is not the gradient of the objective:
-    then such orders are refused."""
-
-    take: Callable[..., tuple[types.PyTree, types.PyTree]] | None = None
-    """`(worker, sums, loss_sum, weight_sum, grad_parts) -> (worker, sums)`, in place of `add`
-    where an observer has computed the gradient, the sum of the trees `grad_parts`. `weight_sum` is
-    the `.sum()` of the weights that `losses` gives."""
-
-    checked: Callable[[types.PyTree, types.PyTree], types.PyTree] = lambda *both: both
-    """`(worker, sums) -> tree`: what must be finite after a microbatch. By default all; a rule that
-    can judge a microbatch more cheaply puts its judgement into one of its sums and gives that."""
-
-    loss_sum: Callable[[types.PyTree], jax.Array] | None = None
-    """`sums -> f[]`, for the report: over the same weight as the contribution. None: the run has no
-    training loss; then an optimiser that goes by it is refused."""
-
-    metrics: tuple[str, ...] = ()
-    """Names of the metrics that the rule adds up, those that the loss returns."""
-
-    metric_sums: Callable[[types.PyTree], Mapping[str, tuple[jax.Array, jax.Array]]] | None = None
-    """`sums -> {name: (weighted sum f[], weight f[])}` of `metrics`, for the report."""
-
-    own_sums: Callable[[types.PyTree], types.PyTree] | None = None
-    """`sums -> tree`: sums that stay with the worker, such as numbers that belong to one example
-    each. They are divided as the contribution is, and not added up over the workers: `report.own`
-    of a round without update. They cost no communication."""
-
-    weight_grads: Callable[[types.PyTree], types.PyTree] | None = None
-    """`sums -> tree` like the contribution: the derivative of the sum of weights, for a rule whose
-    weights depend on what it differentiates. The mean loss of all workers times it is taken off
-    the contribution before these are summed: so the contributions over the weight are the
-    derivative of `sum w l / sum w`, as the quotient rule has it. It needs a `loss_sum`."""
-
-    state_change: Callable[[types.PyTree], types.PyTree] | None = None
-    """`sums -> types.StateChange` of the model's state, `shared.model_state`: what the microbatches
-    changed, each beginning at the round's state; the means' part times its examples. () where the
-    run's model keeps none. None: the rule changes no state."""
-
-    loss_divisor: int = 1
-    """What `losses` are divided by; `take` multiplies what it is given by it."""
-
-    of_examples: "Callable[..., LocalRule] | None" = None
-    """`(loss_fn, *, per_example_rng, metrics) -> LocalRule`: the same for the loss of the run, of
-    which it takes each example by itself. A loss whose examples see each other is refused."""
-
-    made_by: Any = None
-    """How it can be written down; None: it cannot."""
 
 
 class LocalSteps(NamedTuple):
@@ -127,35 +34,6 @@ class LocalSteps(NamedTuple):
 
     finish: Callable[[types.Shared, types.Carried], types.Contribution]
     """`(shared, carried) -> contribution`. The leaves of `carried` may have a leading axis of 1."""
-
-
-_ARGUMENTS = {"begin": 2, "add": 5, "finish": 3, "init": 1, "checked": 2}
-
-
-def check(rule: Any) -> None:
-    """Refuses what is no local rule.
-
-    Raises:
-        ValueError: it is no `LocalRule`, or one of its functions is missing.
-    """
-    if not isinstance(rule, LocalRule):
-        wrong = f"got a {type(rule).__name__}"
-        if callable(rule) and not isinstance(rule, type):
-            wrong += "; call it, if it makes a rule"
-    else:
-        of_function = parts.wrong_functions(rule, _ARGUMENTS)
-        wrong = f"its {of_function}" if of_function else ""
-        if (rule.losses is None) != (rule.take is None):
-            wrong = "it has only one of losses and take; an order's observer needs both"
-        if bool(rule.metrics) != (rule.metric_sums is not None):
-            wrong = "it has only one of metrics and metric_sums; a rule with metrics needs both"
-        if rule.weight_grads is not None and rule.loss_sum is None:
-            wrong = "it has weight_grads and no loss_sum, whose mean these are multiplied by"
-    if wrong:
-        raise ValueError(
-            f"rule: {wrong}; it must be a hetjax.LocalRule(begin, add, finish), such as "
-            "hetjax.local.gradients.gradient_sums(loss_fn)"
-        )
 
 
 def with_observer(
@@ -177,14 +55,14 @@ def with_observer(
             returns breaks its contract.
     """
     check(rule)
-    if observer is not None and rule.weight_grads is not None:
+    if observer is not None and rule.reads.weight_grads is not None:
         raise ValueError(
             "ordering: the weights of loss_fn depend on the parameters; take ordering.method="
             "'random_reshuffling', or jax.lax.stop_gradient(weights)"
         )
-    if observer is not None and (rule.losses is None or rule.take is None):
+    if observer is not None and rule.observed is None:
         raise ValueError(
-            "rule: the order balances gradients, and the rule has none (losses, take); take "
+            "rule: the order balances gradients, and the rule has none (observed); take "
             "ordering.method='random_reshuffling'"
         )
 
@@ -202,8 +80,8 @@ def _begin(
     worker: types.PyTree,
     memory: types.PyTree,
 ) -> types.Carried:
-    worker = worker if rule.keeps_worker else rule.init(shared.params)
-    kept = (worker,) if rule.keeps_worker else ()
+    worker = worker if rule.traits.keeps_worker else rule.init(shared.params)
+    kept = (worker,) if rule.traits.keeps_worker else ()
     begun = contract.begun(rule.begin, rule.begin(shared, worker), kept)
     worker, sums = jax.tree.map(_strong, begun)
     evidence = () if observer is None else observer.begin_round(memory)
@@ -227,36 +105,30 @@ def _add(
     active: jax.Array | bool = True,
 ) -> tuple[types.Carried, Any]:
     has_row_axis = carried.tally.example_count.ndim == 1
+    called: Any = ("add", rule.add, (shared,), (microbatch, rng))
     change: types.PyTree = ()
     example_signs: Any = ()
-    if observer is None:
-
-        def step(worker: types.PyTree, sums: types.PyTree) -> tuple[types.PyTree, types.PyTree]:
-            returned = rule.add(shared, worker, sums, microbatch, rng)
-            return contract.added("add", rule.add, returned, (worker, sums))
-    else:
-        assert rule.losses is not None
+    if observer is not None:
+        assert rule.observed is not None
         so_far = trees.first_row(carried) if has_row_axis else carried
         (loss_sum, weight_sum), grad_parts, change, example_signs = observer.observe(
-            rule.losses(microbatch, rng),
+            rule.observed.losses(microbatch, rng),
             shared,
             so_far.evidence,
             microbatch,
             so_far.tally.microbatches_done,
             rng,
         )
-
-        def step(worker: types.PyTree, sums: types.PyTree) -> tuple[types.PyTree, types.PyTree]:
-            assert rule.take is not None
-            returned = rule.take(worker, sums, loss_sum, weight_sum, grad_parts)
-            return contract.added("take", rule.take, returned, (worker, sums))
+        called = ("take", rule.observed.take, (), (loss_sum, weight_sum, grad_parts))
+    name, function, of_rule, given = called
 
     def guarded(before: types.Carried) -> tuple[types.Carried, jax.Array]:
-        after = step(before.worker, before.sums)
+        both = before.worker, before.sums
+        after = contract.added(name, function, function(*of_rule, *both, *given), both)
         # The barrier has XLA decide once, and not anew for each number that is added.
         finite = jax.lax.optimization_barrier(trees.all_finite(rule.checked(*after)))
         counts = finite & active
-        worker, sums = trees.select(counts, after, (before.worker, before.sums))
+        worker, sums = trees.select(counts, after, both)
         evidence = jax.tree.map(
             lambda total, term: jnp.where(counts, total + term.astype(total.dtype), total),
             before.evidence,
@@ -265,9 +137,15 @@ def _add(
         tally = _counted(before.tally, microbatch, finite=finite, active=active)
         return types.Carried(worker, sums, evidence, tally), finite
 
-    # Over an axis of 1: a sum that were reshaped would not be updated in place (21 MB of
-    # gradients: two passes over memory more).
-    carried, finite = (jax.vmap(guarded) if has_row_axis else guarded)(carried)
+    if not has_row_axis:
+        carried, finite = guarded(carried)
+    elif rule.observed is not None or rule.traits.by_example:
+        # Over an axis of 1: a sum that were reshaped would not be updated in place (21 MB of
+        # gradients: two passes over memory more).
+        carried, finite = jax.vmap(guarded)(carried)
+    else:  # what differentiates at parameters of its own takes twice as long over an axis
+        after = guarded(trees.first_row(carried))
+        carried, finite = jax.tree.map(lambda leaf: leaf[None], after)
     if observer is not None:  # a microbatch that is left out has the signs of no evidence
         first = jnp.arange(example_signs.shape[0]) % 2 == 0
         has_signs = finite | (example_signs == ordering.COUPLED)
@@ -282,34 +160,39 @@ def _finish(
     params = (shared.params,) if updates else ()
 
     def one(carried: types.Carried) -> types.Contribution:
-        returned = rule.finish(shared, carried.worker, carried.sums)
-        kept = (carried.worker,) if rule.keeps_worker else ()
+        reads, added = rule.reads, carried.sums
+        returned = rule.finish(shared, carried.worker, added)
+        kept = (carried.worker,) if rule.traits.keeps_worker else ()
         worker, sums, weight = contract.finished(rule.finish, returned, kept, params)
-        loss_sum, metric_sums, own, weight_grads = jnp.zeros_like(weight), (), (), ()
-        state_change: types.PyTree = ()
-        if rule.loss_sum is not None:
-            loss_sum = contract.number("loss_sum", rule.loss_sum, rule.loss_sum(carried.sums))
-        if rule.metric_sums is not None:
-            measured = rule.metric_sums(carried.sums)
-            metric_sums = contract.of_metrics(rule.metric_sums, measured, rule.metrics)
-        if rule.own_sums is not None:
-            own = contract.sums("own_sums", rule.own_sums, rule.own_sums(carried.sums))
-        if rule.weight_grads is not None:
-            grads = rule.weight_grads(carried.sums)
-            weight_grads = contract.of_weights(rule.weight_grads, grads, sums)
-        if rule.state_change is not None:
-            state_change = rule.state_change(carried.sums)
+
+        def number(name: str, otherwise: Any) -> Any:
+            read = getattr(reads, name)
+            return otherwise if read is None else contract.number(name, read, read(added))
+
+        counts = types.Counts(weight, number("scale", jnp.ones_like(weight)))
+        metric_sums, own, weight_grads, state_change = (), (), (), ()
+        if reads.metric_sums is not None:
+            measured = reads.metric_sums(added)
+            metric_sums = contract.of_metrics(reads.metric_sums, measured, reads.metrics)
+        if reads.own_sums is not None:
+            own = contract.sums("own_sums", reads.own_sums, reads.own_sums(added))
+        if reads.weight_grads is not None:
+            grads = reads.weight_grads(added)
+            weight_grads = contract.of_weights(reads.weight_grads, grads, sums)
+        if reads.state_change is not None:
+            state_change = reads.state_change(added)
         return types.Contribution(
             sums=sums,
-            weight=weight,
-            loss_sum=loss_sum,
-            worker=worker if rule.keeps_worker else (),
+            weight=number("loss_weight", weight),
+            loss_sum=number("loss_sum", jnp.zeros_like(weight)),
+            worker=worker if rule.traits.keeps_worker else (),
             evidence=carried.evidence,
             tally=carried.tally,
             metric_sums=metric_sums,
             own=own,
             weight_grads=weight_grads,
             state_change=state_change,
+            counts=counts if rule.traits.weighs_itself else (),
         )
 
     has_row_axis = carried.tally.example_count.ndim == 1

@@ -12,6 +12,8 @@ from hetjax import executor, trees, types
 from hetjax.data import stream
 from hetjax.local import calls, clocks, jitted, rules, stepped
 
+_EIGHTHS = 1, 2, 4, 6, 8  # of the workers: how many a call has
+
 
 class Virtual:
     """All workers on one device, their k-th microbatches together: 64 workers on a laptop.
@@ -39,6 +41,7 @@ class Virtual:
         replicas_equal: bool,
     ) -> None:
         self._num_workers, self._clock, self._signed = num_workers, clock, signed
+        self._sizes = sorted({-(-num_workers * k // 8) for k in _EIGHTHS})
         self._same_evidence = same_evidence
         self._keys: tuple[Any, jax.Array] | None = None
         own = None if replicas_equal else 0
@@ -65,11 +68,37 @@ class Virtual:
             add_all = jax.vmap(steps.add, in_axes=(shared_axes, axes, 0, 0, 0))
             return add_all(common(shared), carried, microbatches, rngs, active)
 
+        def add_some(
+            shared: types.Shared,
+            carried: types.Carried,
+            rows: jax.Array,
+            microbatches: types.Microbatch,
+            active: jax.Array,
+            rngs: jax.Array,
+        ) -> tuple[types.Carried, Any]:
+            """Of the workers `rows` alone; the others stay as they are."""
+            take = functools.partial(jax.tree.map, lambda leaf: leaf[rows])
+            own = common(shared)
+            if not replicas_equal:
+                named = own.named._replace(values=take(own.named.values))
+                params, model_state = take((own.params, own.model_state))
+                own = own._replace(params=params, model_state=model_state, named=named)
+            add_all = jax.vmap(steps.add, in_axes=(shared_axes, 0, 0, 0, 0))
+            after, signs = add_all(own, take(carried), microbatches, rngs, active)
+            return jax.tree.map(lambda x, new: x.at[rows].set(new), carried, after), signs
+
         def finish(shared: types.Shared, carried: types.Carried) -> types.Contribution:
             return jax.vmap(steps.finish, in_axes=(shared_axes, 0))(common(shared), carried)
 
         self._add = executor.compiled(jax.jit(add, donate_argnums=(1,), static_argnames="is_first"))
+        self._add_some = executor.compiled(jax.jit(add_some, donate_argnums=(1,)))
         self._finish = jitted.InPlace(finish, 1)
+
+    def _rows(self, active: np.ndarray, least: int) -> np.ndarray:
+        """The workers of a call: those that are active, and others up to one of a few numbers, so
+        that quotas make no more programs than these."""
+        size = next(size for size in self._sizes if size >= max(active.sum(), least))
+        return np.argsort(~active, kind="stable")[:size].astype(np.int32)
 
     def run(
         self,
@@ -84,13 +113,22 @@ class Virtual:
             self._keys = rngs, jnp.stack(rngs)
         signs: list[Any] = []
         meanwhile()
-        # A second position too, where that is another program, so that it is compiled.
-        warm_up = round_index is None and self._same_evidence
-        for position in range(int(limits.max()) + warm_up):
+        # A warm-up has a position for each program, so that it is compiled.
+        sizes = self._sizes if round_index is None else []
+        for position in range(int(limits.max()) + len(sizes)):
             active = position < limits
             shape = (self._num_workers, assigned.example_ids.shape[1])
             ids = np.full(shape, stream.PADDING, np.int32)
             ids[active] = assigned.example_ids[assigned.starts[:-1][active] + position]
+            is_first = position == 0 and self._same_evidence
+            least = sizes[position % len(sizes)] if sizes else 0
+            rows = np.arange(self._num_workers) if is_first else self._rows(active, least)
+            if len(rows) < self._num_workers:
+                given = feed.load(0, ids[rows], assigned.passes[rows]), active[rows]
+                keys = self._keys[1][rows]
+                carried, example_signs = self._add_some(shared, carried, rows, *given, keys)
+                signs.append((rows, example_signs))
+                continue
             begun: types.PyTree = ()
             if self._signed and trees.is_shared_row(carried.evidence, carried.tally):
                 begun, carried = (carried.evidence,), carried._replace(evidence=())
@@ -101,9 +139,9 @@ class Virtual:
                 feed.load(0, ids, assigned.passes),
                 active,
                 self._keys[1],
-                is_first=position == 0 and self._same_evidence,
+                is_first=is_first,
             )
-            signs.append(example_signs)
+            signs.append((rows, example_signs))
         first_secs = np.full(self._num_workers, np.nan)
         compute_secs = np.zeros(self._num_workers)
         for worker in np.flatnonzero(limits).tolist():
@@ -113,8 +151,10 @@ class Virtual:
         example_signs = None
         if self._signed:
             # Not `jax.device_get`, which takes ten times as long for something so small.
-            on_host = np.array([np.asarray(s) for s in signs], np.int8)  # by position
-            on_host = on_host.reshape(-1, self._num_workers, assigned.example_ids.shape[1])
+            size = assigned.example_ids.shape[1]
+            on_host = np.zeros((len(signs), self._num_workers, size), np.int8)
+            for by_position, (rows, found) in zip(on_host, signs, strict=True):
+                by_position[rows] = np.asarray(found)
             example_signs = [on_host[:count, w] for w, count in enumerate(limits)]
         # Where no worker has added to it.
         if self._signed and trees.is_shared_row(carried.evidence, carried.tally):

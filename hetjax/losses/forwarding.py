@@ -88,11 +88,11 @@ def _scan_counts(params: dict[str, Any], num_arguments: int) -> tuple[int, int]:
 
 def _of_scan(places: list[int | None], num_consts: int, num_carry: int) -> list[int | None]:
     """A carry is handed on if each step does so; of stacked arrays each step's own slice is."""
-    first_slice = num_consts + num_carry
+
+    def is_kept(index: int, place: int) -> bool:
+        return place == num_consts + index if index < num_carry else place >= num_consts + num_carry
+
     return [
-        place
-        if place is not None
-        and (place == num_consts + index if index < num_carry else place >= first_slice)
-        else None
+        place if place is not None and is_kept(index, place) else None
         for index, place in enumerate(places)
     ]

@@ -134,9 +134,7 @@ def giving(function: Any, skip: int, names: Sequence[str] = NAMES) -> Any:
 def of_model(own: OfModel) -> types.PyTree:
     """What an adapter took out of its model, as this scope has it; of another model its own."""
     found = _scope.get().get("frozen")
-    if isinstance(found, OfModel) and found.owner is own.owner:
-        return found.model
-    return own.model
+    return found.model if isinstance(found, OfModel) and found.owner is own.owner else own.model
 
 
 def frozen_given(frozen: types.PyTree) -> types.PyTree:

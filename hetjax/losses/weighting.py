@@ -15,7 +15,7 @@ its round, and rounds count alike. They are exact where the mean weight of an ex
 each round. Elsewhere they are the nearer the more examples a round has.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -42,7 +42,13 @@ class Counting(NamedTuple):
 
 
 def counting(
-    weighting: str, metrics: types.SyncMetrics, shares: jax.Array, *, added_up: bool, nominal: float
+    weighting: str,
+    metrics: types.SyncMetrics,
+    shares: jax.Array,
+    *,
+    added_up: bool,
+    nominal: float,
+    by_share: bool = False,
 ) -> Counting:
     """How the sums of each worker count, from what the round's metrics say of all.
 
@@ -54,13 +60,18 @@ def counting(
     `n share_j sums_j / weight_j`. To divide by the weight of the worker's own examples would be a
     mean of means.
 
+    The workers of a rule that weighs itself count by its weight alone, or times their share.
+
     Args:
         weighting: one of `WEIGHTINGS`.
         metrics: of all workers.
         shares: f[W], each shard's share of the examples.
         added_up: whether sums are added up over the workers, or each updates alone.
         nominal: examples of a full round of one worker.
+        by_share: of a rule that weighs itself: its weights are times the shares.
     """
+    if metrics.counts:
+        return _of_rule(metrics.counts, shares * len(shares) if by_share else 1, added_up)
     weights, losses = metrics.worker_weights, metrics.worker_losses
     counts = metrics.example_count.astype(weights.dtype)
     shares = shares.astype(weights.dtype)
@@ -90,3 +101,11 @@ def counting(
         factor = metrics.example_count.astype(jnp.result_type(float)) / nominal
     divisor = jnp.where(weights > 0, weights / factor.astype(weights.dtype), 0)
     return Counting(None, divisor, mean_loss)
+
+
+def _of_rule(counts: types.Counts, factor: Any, added_up: bool) -> Counting:
+    factor = jnp.broadcast_to(factor, counts.weight.shape).astype(counts.weight.dtype)
+    own = counts.weight * factor
+    scale = factor * trees.over(jnp.sum(own * counts.scale), jnp.sum(own))
+    divisor = jnp.broadcast_to(jnp.sum(own), own.shape) if added_up else own
+    return Counting(scale, divisor, jnp.zeros_like(own))

@@ -47,10 +47,7 @@ def depend(function: Callable[..., tuple[Any, PyTree]], point: PyTree, *rest: An
     watched.defjvp(see, symbolic_zeros=True)
 
     def differentiated(point: PyTree, *rest: Any) -> PyTree:
-        def weights(point: PyTree) -> PyTree:
-            return jax.tree.map(watched, function(point, *rest)[1])
-
-        return jax.vjp(weights, point)[0]
+        return jax.vjp(lambda each: jax.tree.map(watched, function(each, *rest)[1]), point)[0]
 
     executor.shapes(differentiated, point, *rest)
     return any(seen)

@@ -14,8 +14,7 @@ from typing import Annotated, Any, NamedTuple
 import numpy as np
 
 from hetjax import parts
-from hetjax.ordering import ordering
-from hetjax.ordering.ordering import Ordering
+from hetjax.ordering.ordering import COUPLED, Ordering
 
 _SEE = (
     "ordering.method: grab, grab_random_sign, pair_balance_exact and d_grab_exact add up gradients "
@@ -284,7 +283,7 @@ def _recorded(
             if example_signs is None:
                 raise ValueError("a balanced order was given examples without signs")
             _check_lengths(realised_examples, example_signs)
-            if np.any(np.abs(example_signs) == ordering.COUPLED):
+            if np.any(np.abs(example_signs) == COUPLED):
                 raise ValueError(_SEE)
             records["signs"] = example_signs
         return _placed(state, len(realised_examples), next_order, records)

@@ -122,8 +122,7 @@ def make(
             lines.append(f"{prefix}{name}: missing, must be {must}: {known[name].says}.")
     if lines:
         raise ValueError("\n".join(lines))
-    made = factory.__wrapped__(**kept)  # type: ignore[attr-defined]
-    return remembered(made, factory, kept)
+    return remembered(factory.__wrapped__(**kept), factory, kept)  # type: ignore[attr-defined]
 
 
 def factory(function: Callable[_Arguments, _Part]) -> Callable[_Arguments, _Part]:
@@ -194,11 +193,8 @@ def made_by(part: Any) -> Made | None:
       part: a record that a factory made, or any other.
     """
     made: Made | None = getattr(part, "made_by", None)
-    if made is None or any(
-        mine is not theirs for mine, theirs in zip(_fields_of(part), made.fields, strict=True)
-    ):
-        return None
-    return made
+    fields = () if made is None else zip(_fields_of(part), made.fields, strict=True)
+    return made if all(mine is theirs for mine, theirs in fields) else None
 
 
 def label(part: Any) -> str:

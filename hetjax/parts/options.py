@@ -230,13 +230,9 @@ def number(
             value = float(value)
         except OverflowError:
             raise Refused from None
-        if (
-            not math.isfinite(value)
-            or (at_least is not None and value < at_least)
-            or (above is not None and value <= above)
-            or (at_most is not None and value > at_most)
-            or (below is not None and value >= below)
-        ):
+        low = (at_least is not None and value < at_least) or (above is not None and value <= above)
+        high = (at_most is not None and value > at_most) or (below is not None and value >= below)
+        if low or high or not math.isfinite(value):
             raise Refused
         return value
 
@@ -337,9 +333,7 @@ def one_or_several(one: Option, *, says: str = "") -> Option:
     """A value for all workers, or a tuple with one for each."""
 
     def parse(value: Any) -> Any:
-        if isinstance(value, (tuple, list)):
-            return tuple(one.rule.parse(entry) for entry in value)
-        return one.rule.parse(value)
+        return (several(one) if isinstance(value, (tuple, list)) else one).rule.parse(value)
 
     words = f"{one.rule.allowed}, or a tuple of such, one for each worker"
     return Option(Rule(words, parse), "", says)

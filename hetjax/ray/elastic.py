@@ -228,8 +228,7 @@ class ElasticRun:
             if was_member and how != "left":
                 logger.warning(f"{said}; the run was over")
             return None
-        is_spent = self.failures > self.max_failures
-        if how != "left" and is_spent:
+        if how != "left" and self.failures > self.max_failures:
             if is_first or not self._starts:
                 return actors.Ended(None, cause, said)
             logger.warning(f"{said}; its seat stays empty: max_failures are spent")

@@ -132,8 +132,7 @@ def _checked(
             "[{'GPU': 1}, {'GPU': 0.5}]"
         )
     parts.integer().check("launch: max_failures", max_failures)
-    seats = parts.integer(at_least=1, at_most=len(resources))
-    seats.check("launch: min_workers", min_workers)
+    parts.integer(at_least=1, at_most=len(resources)).check("launch: min_workers", min_workers)
     if late_secs is not None:
         parts.number(above=0).check("launch: late_secs", late_secs)
     if not elastic and (min_workers != 1 or late_secs is not None):

@@ -54,7 +54,7 @@ class Holder:
             self._keep(_locked(self._path, self._workdir))
             self._before = generations.newest(self._checkpoints)
 
-    def begin(self, step: int) -> None:
+    def begin(self, step: int) -> generations.Lead:
         """Leads the run, which goes on from a step, or begins anew (-1).
 
         Raises:
@@ -62,6 +62,7 @@ class Holder:
         """
         with recorded.usable(self._workdir):
             self.lead = generations.Lead(self._checkpoints, self._before, step, self._communicator)
+        return self.lead
 
     def take_over(self, step: int) -> None:
         """Leads in the place of another process of the run, which may hold its lock still.
@@ -76,9 +77,7 @@ class Holder:
             self._before = before = generations.newest(self._checkpoints)
             if before["run_id"] != self._communicator.run_id or before["step"] > step:
                 raise ValueError(generations.in_use(self._workdir, before))
-            self.begin(step)
-            assert self.lead is not None
-            with self.lead.written(self._path) as new:
+            with self.begin(step).written(self._path) as new:
                 self._keep(_locked(new, self._workdir))
 
     def _keep(self, file: Any) -> None:

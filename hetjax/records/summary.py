@@ -10,7 +10,6 @@ import jax
 import numpy as np
 
 from hetjax import reported, starting
-from hetjax.data import ledger as ledger_lib
 from hetjax.losses import loss as losses_lib
 from hetjax.records import evaluations
 from hetjax.rounds import round_report, run_state
@@ -145,11 +144,8 @@ class TrainingSummary(Summary):
     def save(self) -> dict[str, Any]:
         """As of `Summary`."""
         return super().save() | {
-            "epoch_sums": {epoch: _each(pair) for epoch, pair in self._epoch_sums.items()},
-            "epoch_metrics": {
-                epoch: {name: _each(pair) for name, pair in sums.items()}
-                for epoch, sums in self._epoch_metrics.items()
-            },
+            "epoch_sums": jax.tree.map(_each, self._epoch_sums),
+            "epoch_metrics": jax.tree.map(_each, self._epoch_metrics),
             "references": self._references.tolist(),
             "referenced": self._referenced,
         }
@@ -199,7 +195,7 @@ class TrainingSummary(Summary):
 
     def as_dict(self, state: run_state.RunState, *, interrupted: bool) -> dict[str, Any]:
         """`summary.json`. Times are seconds; round means are over full rounds, if any."""
-        lines, stream, ledger = self._lines, state.stream, state.stream.ledger
+        lines, stream = self._lines, state.stream
         timed = [line for line in lines if line.counts.full] or lines
         round_secs = np.array([line.times.round_secs for line in timed])
         longest = np.array([_longest_secs(line) for line in timed])
@@ -223,10 +219,7 @@ class TrainingSummary(Summary):
             **self._best,
             "rounds": state.rounds_done,
             "epochs": stream.examples_processed / self._setup.stream.examples_per_epoch,
-            "examples_processed": stream.examples_processed,
-            "examples_missing": ledger_lib.missing(ledger),
-            "examples_duplicated": ledger_lib.duplicated(ledger),
-            "examples_never_processed": ledger_lib.never_processed(ledger),
+            **self._setup.stream.counted(stream),
             "examples_skipped": self.examples_skipped,
             **({"rounds_without_update": without} if without else {}),
             **({"examples_dropped": dropped} if dropped else {}),

@@ -72,6 +72,14 @@ def numbered(rounds: series.History) -> list[dict[str, Any]]:
     return [{**record, "round": index, "full": True} for index, record in enumerate(rounds)]
 
 
+def losses(history: series.History, *, width: int) -> tuple[list[str], str]:
+    """The picture of F and f that a card shows, if one is known, and the key of its lines."""
+    steps = drawn(history)
+    lines = line_panels.known(LOSSES, steps)
+    draw = partial(line_panels.draw_lines, "loss", steps, lines, x_label="outer steps")
+    return [draw(width=width)] if lines else [], line_panels.key(lines)
+
+
 def _tiles(summary: series.Record) -> list[tiles.Tile]:
     missing, twice, processed, again = (
         sum(of_level[f"examples_{what}"] for of_level in summary["levels"].values())
@@ -138,8 +146,7 @@ def _picture(
     heading: str, caption: str, history: series.History, lines: Sequence[line_panels.Line]
 ) -> str:
     """Curves over steps and over seconds, of lines that have a number; empty if none has."""
-    known = [line for line in lines if np.isfinite(series.column(history, line[0])).any()]
-    if not known:
+    if not (known := line_panels.known(lines, history)):
         return ""
     draw = partial(
         line_panels.draw_lines,

@@ -11,16 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from hetjax.report import (
-    bilevel,
-    graph_pictures,
-    line_panels,
-    losses,
-    over_rounds,
-    series,
-    timeline,
-    words,
-)
+from hetjax.report import bilevel, graph_pictures, losses, over_rounds, series, timeline, words
 
 MOST_BYTES = 60_000
 WIDTH = 330  # pixels, of a picture
@@ -107,15 +98,12 @@ def of_run(
         history: a record a round, or of a bilevel run an outer step.
         rounds: of a bilevel run a record a round of either level, as far as they are known.
     """
-    pictures, key, history = [], "", series.taken(history)
+    history = series.taken(history)
     if any("upper_loss" in record for record in history[:1]):
-        drawn, lines = bilevel.drawn(history), bilevel.LOSSES
-        lines = [line for line in lines if np.isfinite(series.column(drawn, line[0])).any()]
-        if lines:
-            draw = line_panels.draw_lines
-            pictures.append(draw("loss", drawn, lines, width=WIDTH, x_label="outer steps"))
-        key, history = line_panels.key(lines), bilevel.numbered(rounds)
+        pictures, key = bilevel.losses(history, width=WIDTH)
+        history = bilevel.numbered(rounds)
     else:
+        pictures, key = [], ""
         evaluated = series.evaluations(history, "loss")
         has_training = bool(np.isfinite(series.column(history, "loss")).any())
         if has_training or evaluated:

@@ -6,25 +6,12 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from hetjax.report import (
-    canvas,
-    files,
-    line_panels,
-    over_rounds,
-    page,
-    sections,
-    series,
-    watching,
-    words,
-)
+from hetjax.report import canvas, files, line_panels, over_rounds, page, sections, series, words
 from hetjax.writers import kept
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 MOST_RUNS = 16
 _POINTS = 80  # of a curve: more would hide those of other runs
@@ -45,8 +32,7 @@ def render(runs: Sequence[files.Written]) -> str:
     if len(runs) > MOST_RUNS:
         raise ValueError(f"{len(runs)} runs are too many for a page: at most {MOST_RUNS}")
     for run in runs:
-        if not run.is_training:
-            raise ValueError(watching.no_training(run))
+        run.check_training()
     told = [run._replace(summary=run.numbers) for run in runs]
     named = list(zip(names(runs), told, strict=True))
     drawn = [(name, run) for name, run in named if run.history]
@@ -82,7 +68,7 @@ def _style(index: int) -> tuple[str, str]:
     return canvas.WORKERS[index % canvas.NUM_COLOURS], _STYLES[index // canvas.NUM_COLOURS]
 
 
-def _curve(axes: Axes, x: np.ndarray, y: np.ndarray, index: int, count: int) -> None:
+def _curve(axes: canvas.Axes, x: np.ndarray, y: np.ndarray, index: int, count: int) -> None:
     """That of a run of so many; the first ones are wider, so that equal ones all show."""
     colour, shape = _style(index)
     width, at = 1.6 + 1.2 * min(count - 1 - index, 3), np.isfinite(y)
@@ -156,8 +142,7 @@ def _losses(runs: Named, heading: str, values: Callable[[files.Written], np.ndar
     if not any(np.isfinite(values(run)).any() for _, run in runs):
         return ""
     caption = "Each point is the mean of a stretch of rounds."
-    without = [name for name, run in runs if not series.has_clock(run.summary)]
-    if without:
+    if without := [name for name, run in runs if not series.has_clock(run.summary)]:
         caption += f" Without seconds, since it has no clock: {', '.join(without)}."
     draw = partial(_draw_losses, runs, heading, values)
     return sections.section(heading, caption, draw, key=_key(runs))

@@ -36,10 +36,20 @@ class Written(NamedTuple):
         """Whether its lines are of outer steps."""
         return any("upper_loss" in line for line in self.history[:1])
 
-    @property
-    def is_training(self) -> bool:
-        """Whether its lines are of rounds; of no line it may be."""
-        return all("quotas" in line and "round" in line for line in self.history[:1])
+    def check_training(self) -> None:
+        """Refuses a run whose lines are of no rounds of training; one without lines may be.
+
+        Raises:
+            ValueError: they are not.
+        """
+        if self.is_bilevel:
+            raise ValueError(
+                f"{self.directory} is a run of a bilevel problem; --watch and several runs are for "
+                "training"
+            )
+        if not all("quotas" in line and "round" in line for line in self.history[:1]):
+            lines = self.directory / "metrics.jsonl"
+            raise ValueError(f"the lines of {lines} are no rounds of training")
 
 
 def read(directory: pathlib.Path) -> Written:

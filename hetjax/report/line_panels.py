@@ -21,6 +21,11 @@ def key(lines: Sequence[Line]) -> str:
     return "".join(parts)
 
 
+def known(lines: Sequence[Line], history: series.History) -> list[Line]:
+    """Those whose field is a number in a record."""
+    return [line for line in lines if np.isfinite(series.column(history, line[0])).any()]
+
+
 @canvas.own_settings
 def draw_lines(
     name: str,

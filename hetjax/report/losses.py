@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from hetjax.report import canvas, line_panels, series, words
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 EVALUATION_STYLES = [(canvas.ACCENT, "o-"), (canvas.INK, "s--"), (canvas.MUTED, "^:")]
 
@@ -79,7 +76,7 @@ def draw_metrics(
     return canvas.to_svg(figure, f"metrics-{width}", "Metrics against epochs")
 
 
-def _draw(axes: Axes, x: np.ndarray, lines: Lines) -> None:
+def _draw(axes: canvas.Axes, x: np.ndarray, lines: Lines) -> None:
     """The curve of training, and the first three evaluated ones, each in its own style."""
     train, evaluated = lines
     if train is not None:

@@ -52,16 +52,21 @@ def _steps(axes: Axes, x: np.ndarray, y: np.ndarray, *, colour: str, shift: floa
 
     moved = axes.transData + ScaledTranslation(0, shift / 72, axes.figure.dpi_scale_trans)
     style: dict[str, Any] = {"color": colour, "transform": moved}
-    changes = np.flatnonzero(~((y[1:] == y[:-1]) | (np.isnan(y[1:]) & np.isnan(y[:-1])))) + 1
-    keep = np.concatenate([[0], changes]).astype(int)
+    corners = _corners(x, y)
     most = canvas.points(axes) // 6  # steps that can be told apart
-    if len(keep) <= most:
-        steps_x, steps_y = np.append(x[keep], x[-1] + 1), np.append(y[keep], y[-1])
-        axes.plot(steps_x, steps_y, drawstyle="steps-post", linewidth=2, **style)
+    if len(corners[0]) - 1 <= most:
+        axes.plot(*corners, drawstyle="steps-post", linewidth=2, **style)
         return
     middle, mean, low, high = series.thin(x, y, points=most)
     axes.plot(middle, mean, linewidth=1.8, **style)
     axes.fill_between(middle, low, high, linewidth=0, alpha=0.2, **style)
+
+
+def _corners(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Where the steps of a line begin, and where its last one ends."""
+    is_same = (y[1:] == y[:-1]) | (np.isnan(y[1:]) & np.isnan(y[:-1]))
+    keep = np.flatnonzero(np.append(True, ~is_same))
+    return np.append(x[keep], x[-1] + 1), np.append(y[keep], y[-1])
 
 
 @canvas.own_settings
@@ -114,9 +119,7 @@ def _top(secs: np.ndarray, best: np.ndarray, equal: float) -> float:
 
 
 def _level(axes: Axes, ids: np.ndarray, values: np.ndarray, *, style: str, colour: str) -> None:
-    keep = np.flatnonzero(np.append(True, values[1:] != values[:-1]))
-    x, y = np.append(ids[keep], ids[-1] + 1), np.append(values[keep], values[-1])
-    axes.plot(x, y, style, color=colour, linewidth=1.5, drawstyle="steps-post")
+    axes.plot(*_corners(ids, values), style, color=colour, linewidth=1.5, drawstyle="steps-post")
 
 
 @canvas.own_settings

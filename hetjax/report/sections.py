@@ -165,8 +165,7 @@ def _metrics(summary: series.Record, history: series.History) -> str:
     caption = "In training the mean over each round; of evaluated sets, at each evaluation."
     if len(found) > MOST_METRICS:
         caption += f" The first {MOST_METRICS} of {len(found)}."
-    first = dict(list(found.items())[:MOST_METRICS])
-    draw = partial(losses.draw_metrics, first, history, summary)
+    draw = partial(losses.draw_metrics, dict(list(found.items())[:MOST_METRICS]), history, summary)
     sets = [name.removesuffix(f"_{ending}") for name in of_sets]
     key = losses.key(sets, has_training=bool(trained))
     return section("Metrics", caption + _replicas(of_sets), draw, key=key)

@@ -62,8 +62,7 @@ def write(run: files.Written, path: pathlib.Path, *, every_secs: int = 0) -> Non
     Raises:
         ValueError: it is another kind of run.
     """
-    if not run.is_training:
-        raise ValueError(no_training(run))
+    run.check_training()
     notes = []
     if not run.has_ended:
         notes.append("The run goes on, or was killed; the report covers what was done.")
@@ -80,14 +79,6 @@ def write(run: files.Written, path: pathlib.Path, *, every_secs: int = 0) -> Non
     )
     with whole.written(path) as new:
         new.write_text(text, encoding="utf-8", errors="replace")
-
-
-def no_training(run: files.Written) -> str:
-    """Why the run in a directory is none of training, and what to do."""
-    place = run.directory
-    if run.is_bilevel:
-        return f"{place} is a run of a bilevel problem; --watch and several runs are for training"
-    return f"the lines of {place / 'metrics.jsonl'} are no rounds of training"
 
 
 def _read(directory: pathlib.Path) -> files.Written | None:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import optax
 
-from hetjax import executor, gates, ordering, starting, topology, types
+from hetjax import executor, gates, ordering, starting, topology, types, wires
 from hetjax import mesh as mesh_lib
 from hetjax import parts as parts_lib
 from hetjax.cluster import emulate
@@ -20,7 +20,7 @@ from hetjax.config import kinds
 from hetjax.data import feeding, owned
 from hetjax.inputs import arguments, order, refusals, replay, rule_identity
 from hetjax.liveness import heartbeats as heartbeats_lib
-from hetjax.local import clocks, embeddings, gradients, rules
+from hetjax.local import clocks, embeddings, gradients, rules, wired
 from hetjax.losses import loss as losses_lib
 from hetjax.losses import named as named_lib
 from hetjax.losses import stateful
@@ -175,7 +175,7 @@ def _try(
         if runtime.current().seats:
             refusals.check_apart(config, chosen, one_pass=passes is None)
         rule_identity.check(rule, *on_first, optimizer, per_example_rng=per_example_rng)
-        of_loss, alone = (loss_fn, traced), rule is not None and rule.of_examples is not None
+        of_loss, alone = (loss_fn, traced), rule is not None and rule.traits.by_example
         rule = gradients.rule_of(rule, *of_loss, per_example_rng=per_example_rng)
         sizes, changes_state = programs.sizes(config), traced.changes_state
         observer = order.make(chosen.ordering, sizes, rule, *on_first, changes_state=changes_state)
@@ -188,6 +188,9 @@ def _try(
     compares = observer is not None and observer.compares
     looks = not (is_meant or is_apart or compares) and parts_lib.is_ours(rule)
     seen = gradients.rule_of(None, *of_loss, per_example_rng=per_example_rng) if alone else rule
+    if (wire := chosen.reducer.wire) != wires.FLOAT32:
+        refusals.check_wire(wire, config)
+        rule = wired.wired(rule, wire)
     return _Tried(changes_state, passes, rule, observer, seen if looks else None)
 
 
@@ -235,7 +238,7 @@ def _check_more(
         )
     for kind, rule in more_rules.items():
         rules.check(rule)
-        if rule.keeps_worker:
+        if rule.traits.keeps_worker:
             raise ValueError(
                 f"rules: {kind!r} keeps something for each worker; only the run's own rule (rule=) "
                 "may"
@@ -308,7 +311,9 @@ def _make_gathering(
         communicator,
         most_signs=0 if observer is None else sizes.microbatch_size * sizes.max_microbatches,
         microbatch_size=sizes.microbatch_size,
-        most_metrics=max(len(rule.metrics) for rule in all_rules),
+        most_numbers=max(
+            2 * len(rule.reads.metrics) + 2 * rule.traits.weighs_itself for rule in all_rules
+        ),
     )
 
 

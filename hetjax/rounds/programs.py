@@ -44,7 +44,7 @@ class Maker:
         steps = rules.with_observer(rule, observer, updates=optimizer is not None)
         sums = _make_sums(self, rule)
         communicator = setup.company.communicator
-        has_more = rule.keeps_worker or bool(jax.tree.leaves(self.model.state))
+        has_more = rule.traits.keeps_worker or bool(jax.tree.leaves(self.model.state))
         has_more = observer is not None or (has_more and not communicator.carries_more)
         if not communicator.has_collectives and (has_more or not sums.meet_before):
             raise ValueError(self._refusal(rule))
@@ -61,7 +61,7 @@ class Maker:
             updates=optimizer is not None,
             local=_make_local(self, steps, signed=observer is not None, finishes=not late),
             begin=executor.compiled(jax.jit(begin, out_shardings=mesh_lib.worker_sharding(mesh))),
-            sync=_make_sync(setup, steps, observer, optimizer, sums, finishes=late),
+            sync=_make_sync(setup, rule, steps, observer, optimizer, sums, finishes=late),
             sums=sums,
             steps=steps,
             finishes_late=late,
@@ -82,7 +82,7 @@ class Maker:
             f"{parts_lib.named(methods.order)}, examples weighted by {weighted}, sums in "
             f"{', '.join(dtypes)}, {len(jax.tree.leaves(self.model.state))} arrays of a "
             "model's state, a rule that keeps "
-            f"{'something' if rule.keeps_worker else 'nothing'}. Or start one process, "
+            f"{'something' if rule.traits.keeps_worker else 'nothing'}. Or start one process, "
             "whose workers local='virtual' plays"
         )
 
@@ -101,15 +101,19 @@ def weighting(config: config_lib.ExperimentConfig, *, gossips: bool) -> str:
 def _make_sums(common: Maker, rule: rules.LocalRule) -> communicator_lib.Sums:
     """How the sums meet: before the sync program where they are one plain sum."""
     setup = common.setup
-    is_plain, communicator = setup.methods.reducer.is_plain_sum, setup.company.communicator
-    in_one_unit = rule.weight_grads is None and weighting(setup.config, gossips=False) == "example"
-    if is_plain and in_one_unit and not communicator.alone:
-        return communicator.sums(rules.contribution_shapes(rule, *common.model))
+    reducer, communicator = setup.methods.reducer, setup.company.communicator
+    weighted = weighting(setup.config, gossips=False)
+    in_one_unit = rule.reads.weight_grads is None and weighted == "example"
+    if rule.traits.weighs_itself:
+        in_one_unit = not rule.traits.by_share or setup.config.data.sharing == "shared"
+    if reducer.is_plain_sum and in_one_unit and not communicator.alone:
+        return communicator.sums(rules.contribution_shapes(rule, *common.model), reducer.wire)
     return communicator_lib.Sums()
 
 
 def _make_sync(
     setup: setup_lib.Setup,
+    rule: rules.LocalRule,
     steps: rules.LocalSteps,
     observer: ordering.Observer | None,
     optimizer: optax.GradientTransformation | None,
@@ -124,6 +128,7 @@ def _make_sync(
         config.cluster.num_workers,
         nominal_examples(config),
         weighting=weighting(config, gossips=reducer.mixing is not None),
+        by_share=rule.traits.by_share,
         totals=sums.totals,
         optimizer=optimizer,
         nonfinite=config.nonfinite,

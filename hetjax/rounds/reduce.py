@@ -101,9 +101,10 @@ class How(NamedTuple):
     num_workers: int
     nominal_examples: int  # of a full round, the unit in which schedules count
     weighting: str = "example"  # one of `weighting.WEIGHTINGS`: what is minimised
+    by_share: bool = False  # of a rule that weighs itself: its weights are times the shares
     totals: Any = None
-    """`(contributed, metrics) -> (sums, weight)` where the sums have met before: see
-    `shared_sums`. In the collective form alone."""
+    """`contributed -> sums` where the sums have met before: see `shared_sums`. In the collective
+    form alone."""
 
     optimizer: Any = None
     """Any optax optimiser that updates from one gradient (not L-BFGS, which calls the loss again);
@@ -148,17 +149,21 @@ def reduce(
     changed = functools.partial(_state_change, gossips=how.reducer.mixing is not None)
     each = form.each(changed, (0, None), (0, 0, None))(contributed, metrics)
     change, num_examples, metrics = each[0], each[1], metrics._replace(unlike=each[2])
-    if how.totals is not None:  # by weight of example
-        sums, weight = how.totals(contributed, metrics)
-        reduced = Reduced(sums, weight, contributed.own, change, num_examples)
-        return reduced, metrics, ~(weight > 0)
     counting = weighting_lib.counting(
         how.weighting,
         metrics,
         shares,
         added_up=how.reducer.mixing is None,
         nominal=how.nominal_examples / how.num_workers,
+        by_share=how.by_share,
     )
+    if how.totals is not None:  # of all workers, which count alike in each
+        sums, divisor = how.totals(contributed), counting.divisor[0]
+        if counting.scale is not None:
+            scale = counting.scale[0]
+            sums = jax.tree.map(lambda x: x * scale.astype(x.dtype), sums)
+        reduced = Reduced(sums, divisor, contributed.own, change, num_examples)
+        return reduced, metrics, ~(divisor > 0)
 
     def counted(contributed: types.Contribution) -> tuple[types.PyTree, types.PyTree, jax.Array]:
         """`(sums, own, divisor)`."""
@@ -215,13 +220,14 @@ def _metrics_of_all(contributed: types.Contribution) -> types.SyncMetrics:
         tally.microbatches_done,
         tally.nonfinite_microbatch,
     ]
+    numbers += contributed.counts
     is_mine = jnp.arange(num_workers, dtype=jnp.int32) == jax.lax.axis_index(axis)
     mine = jnp.stack([jnp.where(is_mine, number.astype(dtype), 0) for number in numbers])
     metrics, treedef = jax.tree.flatten(contributed.metric_sums)
     own = [contributed.loss_sum, contributed.weight, *(leaf.astype(dtype) for leaf in metrics)]
     total = jax.lax.psum(jnp.concatenate([jnp.stack(own), mine.reshape(-1)]), axis)
-    losses, weights, *counts = total[len(own) :].reshape(len(numbers), num_workers)
-    examples, done, nonfinite = (count.astype(jnp.int32) for count in counts)
+    losses, weights, *others = total[len(own) :].reshape(len(numbers), num_workers)
+    examples, done, nonfinite = (count.astype(jnp.int32) for count in others[:3])
     return types.SyncMetrics(
         total[0],
         total[1],
@@ -231,4 +237,5 @@ def _metrics_of_all(contributed: types.Contribution) -> types.SyncMetrics:
         losses,
         weights,
         jax.tree.unflatten(treedef, list(total[2 : len(own)])),
+        counts=types.Counts(*others[3:]) if contributed.counts else (),
     )

@@ -46,8 +46,7 @@ def to_arrays(
     common = train._replace(memory=(), worker=())
     read = mesh_lib.own_row if setup.methods.reducer.keeps_replicas_equal else state_lib.all_rows
     arrays = leaves.flatten(read(common), "train")
-    # Where the leader changes, what others keep is in their processes, and goes so.
-    for name in setup.kept_rows if setup.where.leading is None else ():
+    for name in setup.kept_rows:  # where the leader changes, the leader's alone
         rows = state_lib.all_rows(getattr(train, name))
         if all((leaf == leaf[:1]).all() for leaf in jax.tree.leaves(rows)):
             rows = jax.tree.map(lambda leaf: leaf[:1], rows)
@@ -250,17 +249,19 @@ def from_arrays(
     kept = {}
     for name, num_rows in setup.kept_rows.items():
         like = _repeated(getattr(one, name), num_rows)
-        if setup.where.leading is not None:
-            kept[name] = like
-            if jax.tree.leaves(like):
-                own = setup.where.own[0]
-                logger.warning(f"what the rule kept for worker {own} is lost; it begins anew")
-            continue
         found = leaves.unflatten(like, arrays, name, check_shapes=False)
-        if _num_rows(found) == 1:
-            found = fitted(found, num_rows)
-        same_shapes = jax.tree.map(np.shape, found) == jax.tree.map(np.shape, like)
-        kept[name] = found if same_shapes else like
+        num_found = _num_rows(found)
+        found = fitted(found, num_rows) if num_found == 1 else found
+        is_other = jax.tree.map(np.shape, found) != jax.tree.map(np.shape, like)
+        if name == "worker" and num_found and (is_other or setup.where.leading is not None):
+            found, is_other = fitted(found, num_rows), False
+            told = "as a copy of the leader's" if num_found == 1 else "at the mean of all workers'"
+            if setup.programs.main.rule.traits.resized == "fresh":
+                found, told = like, "anew"
+            whose = "each worker" if setup.where.leading is None else f"worker {setup.where.own[0]}"
+            if setup.where.leads or setup.where.leading is not None:
+                logger.info(f"what the rule keeps for {whose} begins {told}")
+        kept[name] = like if is_other else found
     train = mesh_lib.place(rows._replace(**kept), setup.where.mesh)
     best = best_from_arrays(arrays, one, setup) if saved.about["has_best"] else None
     return fresh._replace(train=train, rounds=rounds_from_arrays(saved, fresh.rounds, setup)), best

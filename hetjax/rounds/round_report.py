@@ -116,7 +116,7 @@ class Report:
         """The sums of the round, on the host; waits for them. NaN is the loss of a rule that adds
         up none."""
         totals: types.SyncMetrics = packing.unpack(jax.tree.map(np.asarray, self._metrics))
-        if self._plan.programs.rule.loss_sum is None:
+        if self._plan.programs.rule.reads.loss_sum is None:
             nothing: Any = np.float64(np.nan)
             totals = totals._replace(loss_sum=nothing)
         return totals
@@ -129,7 +129,8 @@ class Report:
         shard. Where each worker divides by its own number, the largest.
         """
         totals, config = self.totals, self._setup.config
-        if (totals.worker_weights[totals.example_count > 0] > 0).all():
+        is_sum = (totals.worker_weights[totals.example_count > 0] > 0).all()
+        if is_sum and not totals.counts:
             return float(totals.weight_sum)
         gossips = self._setup.methods.reducer.mixing is not None
         found = weighting_lib.counting(
@@ -138,6 +139,7 @@ class Report:
             jax.numpy.asarray(self._setup.stream.shares),
             added_up=not gossips,
             nominal=programs.nominal_examples(config) / len(self._setup.where.devices),
+            by_share=self._plan.programs.rule.traits.by_share,
         )
         return float(np.max(found.divisor))
 
@@ -182,7 +184,8 @@ class Report:
             )
         bad = np.flatnonzero(self.totals.nonfinite_microbatch >= 0)
         if not bad.size or setup.config.nonfinite != "stop":
-            weights = np.asarray(self.totals.worker_weights)  # what is skipped is in none of them
+            of_rule = self.totals.counts or [self.totals.worker_weights]
+            weights = np.asarray(of_rule[0])  # what is skipped is in none of them
             for each in np.flatnonzero(~np.isfinite(weights)):
                 finish = parts_lib.path_of(plan.programs.rule.finish)
                 raise ValueError(
@@ -280,9 +283,12 @@ class Report:
         methods = self._setup.methods
         step = self._step()
         counted = 0 if step.pop("left_out", 0) else int(metrics.example_count.sum())
-        copies = methods.reducer.copies_sent(plan.active, int(present.sum()))
-        if plan.signed and methods.observer is not None:
-            copies += methods.observer.copies_sent
+        sent, added = plan.programs.sums.copies(int(present.sum()))
+        if methods.reducer.mixing is not None:
+            sent, added = methods.reducer.copies_sent(plan.active), 0
+        of_one, of_sum = self._setup.bytes_sent
+        observer = methods.observer if plan.signed else None
+        of_signs = 0 if observer is None else of_sum * observer.copies_sent
         return reported.RoundReport.of(
             round=plan.local.round_index or 0,
             epoch=self._epoch,
@@ -308,7 +314,8 @@ class Report:
             metrics=losses_lib.means(metrics.metric_sums) or None,
             **step,
             weight_sum=self.divisor if self._examples and self.divisor <= 0 else None,
-            bytes_sent=round(copies * self._setup.copy_bytes),
+            bytes_sent=round(sent * of_one + added * of_sum + of_signs),
+            bytes_of_sums=round(added * of_sum),
         )
 
 

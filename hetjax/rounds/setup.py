@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from hetjax import executor, gates, ordering, quota, trees, types
+from hetjax import executor, gates, ordering, quota, trees, types, wires
 from hetjax import mesh as mesh_lib
 from hetjax import parts as parts_lib
 from hetjax.checkpoints import leaves
@@ -211,13 +211,18 @@ class Setup:
         return leaves.signature(policy.init(len(self.where.devices), self.config.budget))
 
     @functools.cached_property
-    def copy_bytes(self) -> int:
-        """Of what one worker sends of its parameters, and of embeddings; asked for every round."""
+    def bytes_sent(self) -> tuple[int, int]:
+        """Of what one worker sends of its parameters and of embeddings, as a contribution is on the
+        wire, and as a sum; asked for every round."""
         params, embedding = self.begun.params, self.programs.embedding
-        if self.methods.reducer.mixing is None:  # sums are sent, wider than some parameters
+        reducer, rows = self.methods.reducer, self.where.num_rows
+        if reducer.mixing is None:  # sums are sent, wider than some parameters
             params = jax.eval_shape(trees.accumulator_zeros, params)
+        of_one = of_sum = trees.num_bytes(params) // rows
+        if reducer.wire != wires.FLOAT32:
+            of_one = wires.num_bytes(trees.size(params) // rows, reducer.wire)
         of_round = 0 if embedding is None else trees.num_bytes(embedding.passes.gathered)
-        return trees.num_bytes(params) // self.where.num_rows + of_round
+        return of_one + of_round, of_sum + of_round
 
     def close(self) -> None:
         """Frees threads."""

@@ -50,7 +50,7 @@ def make_train_state(
         params=params,
         opt_state=() if optimizer is None else optimizer.init(params),
         memory=(),
-        worker=rule.init(params) if rule is not None and rule.keeps_worker else (),
+        worker=rule.init(params) if rule is not None and rule.traits.keeps_worker else (),
         progress_rounds=np.zeros((), np.float32),
         model_state=model_state,
         average=begun_average(params, model_state) if averages else (),

@@ -12,9 +12,8 @@ import jax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
+from hetjax import extra_arguments, parts, trees, types
 from hetjax import mesh as mesh_lib
-from hetjax import parts, trees, types
-from hetjax.inputs import extra_arguments
 from hetjax.local import packing, rules
 from hetjax.losses import weighting as weighting_lib
 from hetjax.ordering import ordering
@@ -133,7 +132,8 @@ def _on_mesh(body: SyncFn, mesh: Mesh, finish: Callable | None) -> SyncFn:
 
 def _begin_row(steps: rules.LocalSteps) -> Callable:
     def begin(params: types.PyTree, kept: types.Kept, given: types.PyTree) -> types.Carried:
-        return steps.begin(types.shared(params, given, kept), kept.worker, kept.memory)
+        shared = types.shared(params, given, kept)._replace(progress=kept.progress_rounds)
+        return steps.begin(shared, kept.worker, kept.memory)
 
     return begin
 
@@ -148,7 +148,9 @@ def _begin_rows(steps: rules.LocalSteps) -> Callable:
             return jax.vmap(begin, (0, 0, None))(params, kept, given)
         kept = kept._replace(memory=trees.first_row(kept.memory))
         shared: Any = types.Carried(0, 0, None, 0)  # type: ignore[arg-type]
-        begun = jax.vmap(begin, (0, types.Kept(None, 0, 0, 0), None), shared)(params, kept, given)
+        begun = jax.vmap(begin, (0, types.Kept(None, 0, 0, 0, 0), None), shared)(
+            params, kept, given
+        )
         return begun._replace(evidence=trees.add_row_axis(begun.evidence))
 
     return begin_all

@@ -95,7 +95,9 @@ def mean(
                 found, model_state = form.mix((found, model_state), active)
         is_odd = jnp.any(metrics.nonfinite_microbatch >= 0)
         blocked = is_empty | (is_odd if how.nonfinite != "skip" else False)
+        progress = before.progress_rounds
         kept = kept._replace(model_state=model_state, values=before.values)
+        kept = kept._replace(progress_rounds=progress)
         return trees.select(~blocked, kept, before), found, own
 
 
@@ -162,7 +164,14 @@ def _update_worker(
     grads = _gradients(reduced, state.params)
     given, progress = (grads, state.opt_state, state.params), state.progress_rounds
     loss = trees.over(metrics.loss_sum, metrics.weight_sum)
-    grads, extra = how.optimizer.arguments(*given, value=loss, progress=progress)
+    did = jnp.maximum(jnp.sum(metrics.microbatches_done > 0), 1)
+    told = {
+        "value": loss,
+        "progress": progress,
+        "mean_steps": (jnp.sum(metrics.microbatches_done) / did).astype(loss.dtype),
+        "mean_examples": (jnp.sum(metrics.example_count) / did).astype(loss.dtype),
+    }
+    grads, extra = how.optimizer.arguments(*given, **told)
     updates, opt_state = how.optimizer.plain.update(grads, *given[1:], **extra)
     params = optax.apply_updates(base_params, updates)
     if how.reducer.mixing is not None:

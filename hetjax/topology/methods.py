@@ -13,6 +13,7 @@ from hetjax.parts import options
 from hetjax.topology import gossip as gossip_lib
 from hetjax.topology import graphs, links
 from hetjax.topology.reducer import Reducer, RunFacts
+from hetjax.wires import FLOAT32, WIRES
 
 _MATCHA_WORKERS = 1000  # its schedule takes eigenvalues of n x n matrices
 _COMPLETE_WORKERS = 4096  # 8 million links in the simulator
@@ -46,13 +47,26 @@ def _on_devices() -> Any:
 
 
 @parts.factory
-def all_reduce() -> Reducer:
-    """The sum over all workers, by `psum`: one global gradient, replicas stay equal."""
+def all_reduce(
+    wire: Annotated[
+        str, parts.choice(*WIRES, says="of a contribution's numbers, where the host adds them up")
+    ] = FLOAT32,
+) -> Reducer:
+    """The sum over all workers, by `psum`: one global gradient, replicas stay equal.
+
+    With a `wire` of fewer bytes a worker hands in rounded numbers, and what is left the next time.
+    The sum is of float32. It is for workers that come and go, and `local="virtual"`.
+
+    References:
+        Karimireddy et al., "Error feedback fixes SignSGD and other gradient compression schemes",
+        2019, arXiv 1901.09847.
+    """
     return Reducer(
         lambda facts: _on_devices().all_reduce(),
         keeps_replicas_equal=True,
         is_plain_sum=True,
         network=_sum_network,
+        wire=wire,
     )
 
 

@@ -61,6 +61,7 @@ class Reduction(NamedTuple):
 
     keeps_replicas_equal: bool = True  # as its `Reducer` says, which sets this
     is_plain_sum: bool = False  # the same
+    wire: str = "float32"  # the same
     num_workers: int = 1  # the same
     name: str = "reducer"  # what messages call it
 
@@ -119,6 +120,9 @@ class Reducer(NamedTuple):
     is_plain_sum: bool = False
     """It is the sum over all workers and nothing else, which may be computed in any way."""
 
+    wire: str = "float32"
+    """Of the numbers of a contribution to a plain sum, one of `wires.WIRES`."""
+
     network: Callable[[RunFacts, float, links.LinkModel], links.Network] | None = None
     """`(facts, param_bytes, link) -> Network`: what it costs on links, for the simulator."""
 
@@ -152,6 +156,7 @@ class Reducer(NamedTuple):
         return made._replace(
             keeps_replicas_equal=self.keeps_replicas_equal,
             is_plain_sum=self.is_plain_sum,
+            wire=self.wire,
             num_workers=facts.num_workers,
             name=f"reducer: {parts.named(self)}",
         )

@@ -169,7 +169,7 @@ def make_train_step(
 
 def _metrics(done: sync.Synchronised, rule: rules.LocalRule | None) -> types.SyncMetrics:
     """Of a round; the loss of a rule that adds up none is NaN."""
-    if rule is None or rule.loss_sum is not None:
+    if rule is None or rule.reads.loss_sum is not None:
         return done.metrics
     return done.metrics._replace(loss_sum=jnp.full_like(done.metrics.loss_sum, jnp.nan))
 

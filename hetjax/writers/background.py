@@ -87,7 +87,7 @@ class _Thread:
         self._writer, self._run = writer, run
         self._every_secs = float(getattr(writer, "every_secs", 0.0))
         self.wants_report = bool(getattr(writer, "wants_report", True))
-        self._ended: records.Ended | None = None
+        self._ended: records.Ended  # what `end` says, before it is over
         self._is_over = threading.Event()
         self._has_failed = False
         self._name = getattr(writer, "name", type(writer).__name__)
@@ -112,7 +112,6 @@ class _Thread:
         while not self._is_over.wait(self._every_secs or _BATCH_SECS):
             self._write()
         self._write()
-        assert self._ended is not None
         self._call(self._writer.close, self._ended)
 
     def _write(self) -> None:

@@ -56,8 +56,7 @@ class _Csv:
         self._write_anew(rows)
 
     def write(self, record: records.Record) -> None:
-        new = [name for name in record.scalars if name not in self._columns]
-        if new:
+        if new := [name for name in record.scalars if name not in self._columns]:
             with self._path.open(newline="") as file:
                 rows = list(csv_lib.DictReader(file))
             self._columns += new

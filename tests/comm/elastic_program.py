@@ -38,9 +38,15 @@ def problem(secs=0.0):
     return loss_fn, data
 
 
-def fit(*, secs=0.0, raises_at=-1, evaluates=False, writes=False, rates=(0.02,), **fields):
+INNER = {"name": "sgd", "learning_rate": 0.01, "momentum": 0.5}
+
+
+def fit(
+    *, secs=0.0, raises_at=-1, evaluates=False, writes=False, rates=(0.02,), steps=None, **fields
+):
     """The run; a callback raises at a round. The worst evaluation is the best, so that an early one
-    is; lines go into a table; workers have learning rates in turn."""
+    is; lines go into a table; workers have learning rates in turn; they take steps of their own by
+    these options."""
     rate = rates[int(os.environ.get("HETJAX_PROCESS_ID", 0)) % len(rates)]
     loss_fn, data = problem(secs)
     if evaluates:
@@ -48,13 +54,17 @@ def fit(*, secs=0.0, raises_at=-1, evaluates=False, writes=False, rates=(0.02,),
     if writes:
         fields["writers"] = [hetjax.writers.csv()]
 
+    optimizer = optax.sgd(rate, momentum=0.5)
+    if steps is not None:
+        fields["rule"], optimizer = hetjax.local_steps(INNER, **steps), optax.sgd(1.0)
+
     def callback(report):
         if report.round == raises_at:
             raise ValueError("enough")
 
     given = {"epochs": 6, "quota": "adaptive", "seed": 3, "loss_over": "microbatch"}
     given |= {"microbatch_size": 4, "budget": 12, "progress": False, "callbacks": [callback]}
-    return hetjax.fit(loss_fn, jnp.zeros(6), optax.sgd(rate, momentum=0.5), data, **given | fields)
+    return hetjax.fit(loss_fn, jnp.zeros(6), optimizer, data, **given | fields)
 
 
 if __name__ == "__main__":

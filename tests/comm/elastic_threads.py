@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from hetjax import mesh as mesh_lib
-from hetjax import types
+from hetjax import types, wires
 from hetjax.comm import carrier, elastic, membership, referee_host
 from hetjax.comm.referee import Member
 
@@ -49,12 +49,18 @@ class Run:
         founders: how many members begin it.
         faults: of some members.
         outlives: whether what members put up outlives them.
+        wire: of what they put up.
     """
 
     def __init__(
-        self, founders: int, faults: dict[Member, Fault], *, outlives: bool = False
+        self,
+        founders: int,
+        faults: dict[Member, Fault],
+        *,
+        outlives: bool = False,
+        wire: str = wires.FLOAT32,
     ) -> None:
-        self.outlives = outlives
+        self.outlives, self.wire = outlives, wire
         self.founders = [Member(rank, rank) for rank in range(founders)]
         self.faults, self.happened = faults, set()
         self.heard: dict[tuple[Member, str], threading.Event] = collections.defaultdict(
@@ -102,7 +108,10 @@ class Run:
 
     def contribution(self, member: Member, number: int) -> np.ndarray:
         rng = np.random.default_rng((member.incarnation, number))
-        return rng.standard_normal(SIZE + STATES).astype(np.float32)
+        numbers = rng.standard_normal(SIZE + STATES).astype(np.float32)
+        if self.wire != wires.FLOAT32:
+            numbers[:SIZE] = wires.rounded(jnp.asarray(numbers[:SIZE]), self.wire)
+        return numbers
 
     def oracle(self, members: tuple[Member, ...], number: int) -> np.ndarray:
         total = np.zeros(SIZE + STATES, np.float32)
@@ -193,7 +202,7 @@ def train(run: Run, own: Member, seats: int = 4) -> None:
     roster = membership.MembershipClient(own_carrier, own, seats=seats)
     mesh = mesh_lib.make_worker_mesh(1)
     member = elastic.Elastic(roster, mesh)
-    sums, other = member.sums(LIKE), member.sums(LIKE)  # of two kinds of rounds
+    sums, other = (member.sums(LIKE, run.wire) for _ in range(2))  # of two kinds of rounds
     rounds, state = run.told.setdefault(own, {}), np.zeros(SIZE + STATES, np.float32)
 
     def round_of(number: int | None, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -112,6 +112,52 @@ def test_killed_workers_are_replaced_and_nothing_is_lost(apart):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("keep", [True, False])
+def test_steps_of_killed_workers_are_taken_by_the_others(keep, apart):
+    """Who comes begins with the leader's inner state, or all begin anew in each round."""
+    fields = {"steps": {"keep": keep, "weights": "fednova"}, "epochs": 30}
+    launched, workdir = apart("--max_restarts=2", **fields)
+    for worker in (1, 0):
+        after(5 + len(lines(workdir)), workdir)
+        os.kill(pid_of(launched, worker), signal.SIGKILL)
+        launched.wait_for(rf"round \d+: worker {worker} joins")
+        if keep:
+            told = "as a copy of the leader's"
+            launched.wait_for(f"what the rule keeps for worker {worker} begins {told}")
+    told = results(launched)
+    if keep:
+        assert len({tuple(each["params"]) for each in told.values()}) == 1
+        assert {(each["missing"], each["duplicated"]) for each in told.values()} == {(0, 0)}
+    else:
+        check_exact(workdir, told, **fields)
+
+
+@pytest.mark.slow
+def test_steps_go_on_to_the_bit_where_all_are_started_again(
+    launch,  # noqa: F811
+    monkeypatch,
+    tmp_path_factory,
+):
+    """Workers that are joined, of which one is killed, and a run that is left alone."""
+    found, directory = [], tmp_path_factory.mktemp("runs")
+    for name, killed in (("killed", True), ("whole", False)):
+        fields = {"workdir": str(directory / name), "secs": 0.01, "quota": "equal", "steps": {}}
+        fields |= {"checkpoint": {"every_rounds": 5}, "epochs": 8}
+        monkeypatch.setenv("APART", json.dumps(fields))
+        monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+        launched = launch(PROGRAM, f"--workers={WORKERS}", "--max_restarts=1")
+        if killed:
+            after(8, directory / name)
+            os.kill(pid_of(launched, 1), signal.SIGKILL)
+        told = results(launched)
+        assert {bool(each["resumed"]) for each in told.values()} == {killed}
+        assert {(each["missing"], each["duplicated"]) for each in told.values()} == {(0, 0)}
+        found.append({tuple(each["params"]) for each in told.values()})
+    assert found[0] == found[1]
+    assert len(found[0]) == 1
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("worker", [0, 2])
 def test_without_who_dies_while_it_starts_the_others_begin_if_not_worker_0(worker, apart):
     launched, workdir = apart("--max_restarts=0", epochs=4)

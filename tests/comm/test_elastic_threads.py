@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hetjax import mesh as mesh_lib
-from hetjax import types
+from hetjax import types, wires
 from hetjax.comm import (
     allgather_work,
     communicator,
@@ -30,11 +30,12 @@ class EndedError(SystemExit):
     """Instead of the end of a process."""
 
 
-@pytest.fixture(params=["whole", "slices", "outlives", "one adds"])
+@pytest.fixture(params=["whole", "slices", "outlives", "one adds", "wired slices"])
 def begun(request, monkeypatch):
     """Begins a run in threads; `begun(faults, …)` returns it and the members' futures."""
     monkeypatch.setattr(membership, "_BEAT_SECS", 0.01)
-    is_large = request.param in ("slices", "one adds")
+    is_large = request.param not in ("whole", "outlives")
+    wire = wires.WIRES[-1 if "wired" in request.param else 0]
     monkeypatch.setattr(shared_sums, "WHOLE_BYTES", 0 if is_large else 1 << 20)
     outlives = request.param in ("outlives", "one adds")
 
@@ -45,7 +46,7 @@ def begun(request, monkeypatch):
     threads, runs = concurrent.futures.ThreadPoolExecutor(8), []
 
     def begin(faults=(), founders=FOUNDERS):
-        run = elastic_threads.Run(founders, dict(faults), outlives=outlives)
+        run = elastic_threads.Run(founders, dict(faults), outlives=outlives, wire=wire)
         runs.append(run)
         run.ask("found", run.founders)
         run.start = lambda member: threads.submit(elastic_threads.train, run, member)

@@ -146,6 +146,16 @@ def test_a_run_with_everything_loses_nothing_where_workers_are_killed(tmp_path):
     check_whole(tmp_path, more)
 
 
+def test_local_steps_of_killed_workers_are_taken_by_the_others(tmp_path):
+    inner = {"name": "sgd", "learning_rate": 0.02, "momentum": 0.5}
+    rule = hetjax.local_steps(inner, weights="fednova", keep=False)
+    fields = {"rule": rule, "quota": "adaptive", "epochs": 14}
+    result = launched(tmp_path, kills=[(3, 1), (20, 0)], **fields)
+    check_whole(tmp_path, result)
+    assert {(1, "was killed"), (0, "was killed"), (1, "joined")} <= {*changes(tmp_path)}
+    check_replayed(tmp_path, result, **fields)
+
+
 def test_a_gate_closes_rounds_also_when_a_worker_has_come_back(tmp_path):
     fields = {"gate": {"trigger": "quorum", "quorum": 2}, "quota": "equal", "epochs": 14}
     result = launched(tmp_path, kills=[(3, 1)], **fields)

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import optax
 
 import hetjax
+from hetjax.local import rules
 from hetjax.losses import loss as losses_lib
 
 
@@ -35,5 +36,5 @@ def local_sgd(loss_fn, inner):
         moved = jax.tree.map(lambda a, b: weight * (a - b), shared.params, end)
         return opt_state, moved, weight
 
-    how = {"init": inner.init, "keeps_worker": True, "loss_sum": lambda sums: sums[1]}
-    return hetjax.LocalRule(begin, add, finish, **how)
+    reads, traits = rules.Reads(loss_sum=lambda sums: sums[1]), rules.Traits(keeps_worker=True)
+    return hetjax.LocalRule(begin, add, finish, inner.init, reads=reads, traits=traits)

@@ -36,9 +36,12 @@ def hessian_product_and_ones(loss_fn):
     return rule._replace(finish=finish)
 
 
+INNER = {"name": "sgd", "learning_rate": 0.1, "momentum": 0.9}
 RULES = {
     "local_sgd": lambda loss_fn: local_sgd.local_sgd(loss_fn, optax.sgd(0.1, momentum=0.9)),
     "hessian_product": hessian_product_and_ones,
+    "local_steps": lambda loss_fn: hetjax.local_steps(INNER),
+    "fednova": lambda loss_fn: hetjax.local_steps(INNER, weights="fednova", keep=False),
 }
 
 add_up, connect, post = shared_sums.add_up, socket_allgather.connect, shared_sums.SharedSums.post

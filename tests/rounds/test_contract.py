@@ -7,7 +7,7 @@ import optax
 import pytest
 
 import hetjax
-from hetjax.local import gradients
+from hetjax.local import gradients, rules
 from hetjax.losses import loss as losses_lib
 from tests.own_parts import hessian_product
 from tests.rounds import problems
@@ -47,7 +47,7 @@ def run(rule, local="virtual", **fields):
 
 def keeping(**spoilt):
     """A rule that keeps a number for each worker."""
-    return own(**spoilt, init=lambda params: jnp.zeros(2), keeps_worker=True)
+    return own(**spoilt, init=lambda params: jnp.zeros(2), traits=rules.Traits(keeps_worker=True))
 
 
 STAYS = "each of worker and sums must keep its tree, shapes and types from call to call"
@@ -93,15 +93,15 @@ WRONG = {
         rf"finish, .*worker float32\[1\] where float32\[2\] is due; {STAYS}",
     ),
     "loss_sum: losses": (
-        own(loss_sum=lambda sums: sums[0]),
+        own(reads=rules.Reads(loss_sum=lambda sums: sums[0])),
         rf"loss_sum, .*a loss float32\[5, 3\]; a loss {NUMBER}",
     ),
     "own_sums: whole numbers": (
-        own(own_sums=lambda sums: {"seen": sums[1].astype(jnp.int32)}),
+        own(reads=rules.Reads(own_sums=lambda sums: {"seen": sums[1].astype(jnp.int32)})),
         r"own_sums, .*'seen': int32\[\]}; .*all of it must be floating point",
     ),
     "metric_sums: another": (
-        own(metrics=("a",), metric_sums=lambda sums: {"b": sums}),
+        own(reads=rules.Reads(metrics=("a",), metric_sums=lambda sums: {"b": sums})),
         r"metric_sums, .*'b': .*must return {name: \(weighted sum, weight\)} of a",
     ),
 }
@@ -150,7 +150,7 @@ def test_a_rule_that_takes_evidence_is_told_whose_it_was():
     right = gradients.gradient_sums(LOSS)
 
     def take(*given):
-        worker, sums = right.take(*given)
+        worker, sums = right.observed.take(*given)
         return worker, sums._replace(weight_sum=sums.weight_sum[None])
 
     message = (
@@ -158,7 +158,7 @@ def test_a_rule_that_takes_evidence_is_told_whose_it_was():
         rf"{STAYS}. It was given what observe of the order 'd_grab' returned"
     )
     with pytest.raises(ValueError, match=rf"^rule: {message}"):
-        run(right._replace(take=take), ordering="d_grab")
+        run(right._replace(observed=right.observed._replace(take=take)), ordering="d_grab")
 
 
 @pytest.mark.parametrize(("local", "nonfinite"), [("virtual", "stop"), ("stepped", "skip")])

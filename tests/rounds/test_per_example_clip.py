@@ -163,7 +163,7 @@ def test_a_loss_that_is_not_of_single_examples_is_refused(loss_fn, fields, messa
 def test_a_norm_that_is_none_is_refused_and_one_too_large_to_square_is_not_0():
     with pytest.raises(ValueError, match=r"max_norm: got 0, must be a finite number above 0"):
         hetjax.per_example_clip(0)
-    with pytest.raises(ValueError, match=r"rule\.arguments\.max_norm: missing"):
+    with pytest.raises(ValueError, match=r"rule\.max_norm: missing"):
         arguments.configuration(None, {"rule": {"name": "per_example_clip"}}, workers=4)
     large = hetjax.per_example(lambda params, one, rng: 1e200 * one["x"] @ params["w"][:, 0])
     with pytest.raises(hetjax.NonFiniteError, match="round 0"):

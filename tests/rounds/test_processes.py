@@ -31,6 +31,9 @@ CASES = {
     "batch": {"loss_fn": "contrastive_loss"},
     "varying": {"loss_fn": "varying_softmax_loss"},
     "measured": {"loss_fn": "measured_softmax_loss"},
+    "local_steps": {"rule": "local_steps", "loss_fn": "weighted_softmax_loss"},
+    "fednova": {"rule": "fednova", "loss_fn": "stateful_softmax_loss"},
+    "fednova_private": {"rule": "fednova", "data": {"sharing": "private"}},
 }
 OWN = {
     "own_parts": {
@@ -42,7 +45,7 @@ OWN = {
     "own_rule": {"rule": "local_sgd", "ordering": "tests.own_parts.order:rotated"},
 }
 PRODUCT = {"hessian_product": {"rule": "hessian_product", "loss_fn": "weighted_softmax_loss"}}
-CUT = ("own_rule", "d_grab_exact", "pair_balance", "private")
+CUT = ("own_rule", "local_steps", "d_grab_exact", "pair_balance", "private")
 WALL = {"num_workers": 4, "secs_per_microbatch": [0.02, 0.02, 0.02, 0.2]}
 LIVE = {
     "live_first": {"gate": {"trigger": "first"}},
@@ -94,6 +97,7 @@ def train_gang(directory):
 SHARED = (  # what sums go through memory in another way
     *("all_reduce", "d_grab_exact", "private", "fused", "first", "d_psgd"),
     *("weighted_gossip", "stateful", "batch", "varying", "measured"),
+    *("local_steps", "fednova", "fednova_private"),
 )
 
 

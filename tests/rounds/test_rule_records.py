@@ -13,6 +13,7 @@ import hetjax
 from hetjax import parts
 from hetjax.inputs import arguments
 from hetjax.local import gradients
+from hetjax.local import rules as rules_lib
 from hetjax.zoo import config
 from tests.own_parts import hessian_product, local_sgd
 from tests.rounds import problems
@@ -31,6 +32,11 @@ def one_local_sgd(
 ) -> hetjax.LocalRule:
     """Local SGD of one loss, which can be written down."""
     return local_sgd.local_sgd(problems.softmax_loss, optax.sgd(rate, momentum=0.9))
+
+
+def without(rule):
+    """The same, which adds up no loss."""
+    return rule._replace(reads=rules_lib.Reads())
 
 
 def closure():
@@ -119,7 +125,7 @@ def test_further_rules_are_recorded_by_name():
         "name": "tests.rounds.test_rule_records:one_local_sgd",
         "arguments": {"rate": 0.1},
     }
-    changed = one_local_sgd()._replace(loss_sum=None)  # is not what the factory makes
+    changed = without(one_local_sgd())  # is not what the factory makes
     assert arguments.described_rule(changed)["name"] == GIVEN
 
 
@@ -137,7 +143,7 @@ def test_further_rules_are_recorded_by_name():
         ({"name": "no.such:rule"}, r"rule\.name: 'no\.such:rule' cannot be imported"),
         (
             {"name": "tests.rounds.test_rule_records:one_local_sgd", "arguments": {"rate": -1}},
-            r"rule\.arguments\.rate: got -1, must be a finite number above 0",
+            r"rule\.rate: got -1, must be a finite number above 0",
         ),
         ({"name": "hetjax.quota:equal"}, r"rule: got a QuotaPolicy"),
     ],
@@ -155,7 +161,7 @@ IDS = np.arange(24).reshape(2, 3, 4)
 
 
 def without_loss(rate=0.1):
-    return one_local_sgd(rate=rate)._replace(loss_sum=None)
+    return without(one_local_sgd(rate=rate))
 
 
 def test_a_rule_without_a_loss_has_none_and_not_zero(tmp_path):
@@ -190,7 +196,10 @@ def metrics(params, batch):
 def test_kinds_of_rounds_have_a_loss_or_none_each_for_itself():
     product = hessian_product.hessian_product(problems.softmax_loss)
     for main, more in ((None, without_loss()), (without_loss(), None)):
-        rules = {"product": product, "more": (more or closure())._replace(keeps_worker=False)}
+        rules = {
+            "product": product,
+            "more": (more or closure())._replace(traits=rules_lib.Traits()),
+        }
         with run(rule=main, rules=rules) as made:
             state, first = made.round(made.init())
             state, second = made.round(state, kind="product", given=WEIGHTS)

@@ -42,7 +42,7 @@ def begun(name):
     rule = RULES[name](LOSS)
     steps = rules.with_observer(rule)
     shared = types.Shared(problems.initial_weights(), vector())
-    kept = rule.init(shared.params) if rule.keeps_worker else ()
+    kept = rule.init(shared.params) if rule.traits.keeps_worker else ()
     carried = steps.begin(shared, kept, ())
     return steps, shared, jax.jit(steps.add)(shared, carried, microbatch(), jax.random.key(0))[0]
 
@@ -104,7 +104,7 @@ def test_what_is_no_rule_is_refused_with_what_one_is():
     for wrong, message in (
         (LOSS, "got a function"),
         (rule._replace(add=None), "its add is None"),
-        (rule._replace(take=None), "only one of losses and take"),
+        (rule._replace(traits=None), "its traits is None"),
     ):
         with pytest.raises(ValueError, match=f"rule: .*{message}.*begin.*gradient_sums"):
             rules.with_observer(wrong)

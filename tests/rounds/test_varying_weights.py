@@ -49,7 +49,7 @@ def test_constant_weights_have_no_gradient():
     data, params = problems.classification(8, np.float32), problems.initial_weights(np.float32)
     found = losses_lib.check_loss(problems.weighted_softmax_loss, params, data, jax.random.key(0))
     rule = gradients.rule_of(None, problems.weighted_softmax_loss, found, per_example_rng=False)
-    assert rule.weight_grads is None
+    assert rule.reads.weight_grads is None
 
 
 def run(loss=loss_fn, **fields):

@@ -21,8 +21,7 @@ from hetjax.losses import named as named_lib
 from hetjax.records import checkpoint_manager, evaluations
 from hetjax.records import workdir as workdir_lib
 from hetjax.training import driver
-from hetjax.writers import background
-from hetjax.writers import records as writer_records
+from hetjax.writers import background, records
 
 MetricsFn = Callable[[types.PyTree, types.PyTree], dict[str, Any]]
 """`(y, examples) -> {name: f32[B]}`."""
@@ -46,7 +45,7 @@ def fit_bilevel(
     metrics_fn: MetricsFn | None = None,
     eval_every: int = 1,
     callbacks: Sequence[Callable[[outer_report.OuterReport], Any]] = (),
-    writers: Sequence[writer_records.Writer] = (),
+    writers: Sequence[records.Writer] = (),
     workdir: str | pathlib.Path | None = None,
     resume: bool | str = True,
     replay: str | pathlib.Path | None = None,

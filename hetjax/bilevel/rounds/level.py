@@ -12,11 +12,10 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from hetjax import mesh as mesh_lib
-from hetjax import trees
+from hetjax import mesh, trees
 from hetjax.bilevel.problem import Bilevel, Kind, What
 from hetjax.bilevel.rounds import rules
-from hetjax.data import ledger, sources, stream
+from hetjax.data import sources, stream
 from hetjax.local import rules as rules_lib
 from hetjax.losses import loss as losses_lib
 from hetjax.rounds import engine, round_report, run_state, sync, warm_up
@@ -137,10 +136,9 @@ class Level:
         """
         setup = self.run.setup
         did = report.done.quotas > 0
-        present = 1.0
-        if setup.config.data.weighting != "example":
-            present = (setup.stream.shares * did).sum()
-        return mesh_lib.place(np.asarray(did / max(present, 1e-9), np.float32), setup.where.mesh)
+        by_example = setup.config.data.weighting == "example"
+        present = 1.0 if by_example else (setup.stream.shares * did).sum()
+        return mesh.place(np.asarray(did / max(present, 1e-9), np.float32), setup.where.mesh)
 
     def check(self) -> None:
         """Waits for the last round.
@@ -184,10 +182,7 @@ class Level:
         """What the ledger says."""
         own = state.rounds.stream
         return {
-            "examples_processed": own.examples_processed,
-            "examples_missing": ledger.missing(own.ledger),
-            "examples_duplicated": ledger.duplicated(own.ledger),
-            "examples_never_processed": ledger.never_processed(own.ledger),
+            **self.run.setup.stream.counted(own),
             "examples_dropped": self.run.setup.stream.dropped(own),
             "examples_revisited": int(state.revisits.sum()),
         }

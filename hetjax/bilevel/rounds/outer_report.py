@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hetjax import reported, types
-from hetjax.bilevel.rounds import level
-from hetjax.bilevel.rounds import run as run_lib
+from hetjax.bilevel.rounds import level, run
 
 
 def _no_variables() -> types.PyTree:
@@ -93,7 +92,7 @@ class OuterReport(reported.Grouped):
 RoundLine = dict[str, Any]
 
 
-def of_rounds(step: run_lib.OuterStep, index: int, start_secs: float) -> list[RoundLine]:
+def of_rounds(step: run.OuterStep, index: int, start_secs: float) -> list[RoundLine]:
     """A line a round, as `RoundReport` has it, with its level and what was asked."""
     lines = []
     for asked in step.asked:
@@ -112,7 +111,7 @@ def of_rounds(step: run_lib.OuterStep, index: int, start_secs: float) -> list[Ro
 
 
 def of_step(
-    step: run_lib.OuterStep,
+    step: run.OuterStep,
     index: int,
     rounds: list[RoundLine],
     *,

@@ -11,14 +11,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from hetjax import mesh as mesh_lib
-from hetjax import trees, types
+from hetjax import mesh, trees, types
 from hetjax.bilevel import per_example
 from hetjax.bilevel import problem as problem_lib
 from hetjax.bilevel.problem import Answer, At, Bilevel, Kind, What
 from hetjax.local import rules
 from hetjax.losses import loss as losses_lib
-from hetjax.losses import named as named_lib
+from hetjax.losses import named
 
 _Rows = list[per_example.PerExample]
 _WITH_LOSS = (Kind.LOSS, Kind.GRADIENT, Kind.TANGENTS)
@@ -48,7 +47,7 @@ class LevelSums(NamedTuple):
 def loss_of(problem: Bilevel, level: str) -> losses_lib.LossFn:
     """A level's loss as one of a microbatch, at a `Point` whose x has the microbatch's rows."""
     loss = problem.upper if level == problem_lib.UPPER else problem.lower
-    loss = named_lib.giving(loss, 3)
+    loss = named.giving(loss, 3)
 
     def of_point(point: Any, examples: types.PyTree, rng: jax.Array) -> Any:
         found = loss(per_example.plain(point.x), point.y, examples)
@@ -158,8 +157,10 @@ def answering(
         add,
         finish,
         checked=lambda worker, sums: (sums.loss_sum, sums.weight_sum),
-        loss_sum=(lambda sums: sums.loss_sum) if what.kind in _WITH_LOSS else None,
-        own_sums=own_sums,
+        reads=rules.Reads(
+            loss_sum=(lambda sums: sums.loss_sum) if what.kind in _WITH_LOSS else None,
+            own_sums=own_sums,
+        ),
     )
 
 
@@ -188,7 +189,7 @@ def answer_of(mean: types.PyTree, own: types.PyTree, x: types.PyTree, what: What
     if mean or len(answers) == 1:
         answer = problem_lib.quotient(what, answers)
     else:  # of a worker that gossips: of its own part, at the mean loss of all
-        of_all = jax.lax.pmean([each.loss for each in answers], mesh_lib.WORKER_AXIS)
+        of_all = jax.lax.pmean([each.loss for each in answers], mesh.WORKER_AXIS)
         at_all = (each._replace(loss=loss) for each, loss in zip(answers, of_all, strict=True))
         answer = problem_lib.quotient(what, tuple(at_all))._replace(loss=answers[0].loss)
     return answer._replace(x=per_example.joined(x, *answer.x) if "x" in what.wrt else ())

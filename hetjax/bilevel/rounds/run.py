@@ -10,14 +10,12 @@ import jax
 import numpy as np
 import optax
 
-from hetjax import digests, types
-from hetjax import mesh as mesh_lib
+from hetjax import digests, extra_arguments, mesh, types
 from hetjax.bilevel import machine, per_example
 from hetjax.bilevel.problem import LOWER, UPPER, Bilevel, What
-from hetjax.bilevel.rounds import level, stepping
-from hetjax.bilevel.rounds import setup as setup_lib
+from hetjax.bilevel.rounds import level, setup, stepping
 from hetjax.comm import allgather_work
-from hetjax.inputs import agreement, extra_arguments
+from hetjax.inputs import agreement
 from hetjax.liveness import blocking_waits
 from hetjax.losses import named as named_lib
 from hetjax.rounds import judged, round_report
@@ -81,7 +79,7 @@ class BilevelRun:
         **fields: Any,
     ) -> None:
         with named_lib.scope(types.Named(frozen)):
-            found = setup_lib.build(problem, x, y, estimator, optimizer, **fields)
+            found = setup.build(problem, x, y, estimator, optimizer, **fields)
         self.levels, self._stepping, self.x, self.y0 = found
         self.lower = self.levels[LOWER]
         self.setup = self.lower.run.setup  # both levels have the same workers
@@ -119,8 +117,8 @@ class BilevelRun:
         return BilevelState(x, opt, None, self.levels[UPPER].init(), self.lower.init(), 0)
 
     def _placed(self, tree: types.PyTree) -> types.PyTree:
-        rows = mesh_lib.add_worker_axis(tree, self.lower.run.num_workers)
-        return mesh_lib.place(rows, self.setup.where.mesh)
+        rows = mesh.add_worker_axis(tree, self.lower.run.num_workers)
+        return mesh.place(rows, self.setup.where.mesh)
 
     def kept_shapes(self) -> machine.State:
         """The shapes of what the estimator keeps, leaves `[W, ...]`; computes nothing."""
@@ -179,9 +177,7 @@ class BilevelRun:
             sent = own.bytes_sent(what) + self._stepping.mixed_bytes(ask.moves, carry, active)
             rounds.append(Answered(what, report, sent))
             did = own.did(report) if self._gossips else ()
-            carry, left, asked = self._stepping.receive(
-                carry, left, sums.mean, sums.own, active, did
-            )
+            carry, left, asked = self._stepping.receive(carry, left, sums, active, did)
         x, opt, kept, info = self._stepping.end(
             carry,
             state.x,
@@ -200,7 +196,7 @@ class BilevelRun:
     def _did(self, rounds: list[Answered]) -> jax.Array:
         """Which workers did something in an outer step: it decides whether they move."""
         done = sum(asked.report.done.quotas for asked in rounds)
-        return mesh_lib.place(np.asarray(done, np.float32), self.setup.where.mesh)
+        return mesh.place(np.asarray(done, np.float32), self.setup.where.mesh)
 
     def _active(self, levels: dict[str, level.LevelState]) -> Any:
         """The exchanges of the round that is done, of a reducer that gossips."""
@@ -215,7 +211,7 @@ class BilevelRun:
     def own_row(self, rows: types.PyTree) -> types.PyTree:
         """This process's first worker's, on the host."""
         with blocking_waits.Wait("synchronise", is_vain=False):  # as of `Engine.settle`
-            return jax.device_get(mesh_lib.own_row(rows))
+            return jax.device_get(mesh.own_row(rows))
 
     def own_mean(self, rows: types.PyTree) -> types.PyTree:
         """As `read`, of only this process's workers: no other process takes part."""

@@ -8,8 +8,7 @@ import jax
 import numpy as np
 
 from hetjax import digests as digests_lib
-from hetjax import mesh as mesh_lib
-from hetjax import types
+from hetjax import mesh, types
 from hetjax.bilevel import per_example
 from hetjax.bilevel.problem import LOWER, UPPER
 from hetjax.bilevel.rounds import level, setup
@@ -60,7 +59,7 @@ def to_arrays(
 
 def _rows(run: run_lib.BilevelRun, tree: types.PyTree) -> types.PyTree:
     if run.setup.methods.reducer.keeps_replicas_equal:
-        return jax.tree.map(lambda leaf: np.asarray(leaf)[None], mesh_lib.own_row(tree))
+        return jax.tree.map(lambda leaf: np.asarray(leaf)[None], mesh.own_row(tree))
     return state_lib.all_rows(tree)
 
 
@@ -79,7 +78,7 @@ def from_arrays(run: run_lib.BilevelRun, saved: checkpoint.Saved) -> run_lib.Bil
         )
         rows = leaves.unflatten(like, saved.arrays, name, check_shapes=False)
         rows = resume.fitted(rows, run.lower.run.num_workers)
-        found[name] = mesh_lib.place(rows, run.setup.where.mesh)
+        found[name] = mesh.place(rows, run.setup.where.mesh)
     levels: dict[str, Any] = {}
     for name, at in fresh.levels.items():
         prefix = f"{name}/"

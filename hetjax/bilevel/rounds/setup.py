@@ -11,15 +11,13 @@ import numpy as np
 import optax
 
 from hetjax import messages, types
-from hetjax.bilevel import diagnosis, machine, per_example, trajectory
+from hetjax.bilevel import diagnosis, machine, per_example, trajectory, vectors
 from hetjax.bilevel import problem as problem_lib
 from hetjax.bilevel.problem import LOWER, UPPER, Bilevel
 from hetjax.bilevel.rounds import level, rules, stepping
-from hetjax.config import experiment as config_lib
-from hetjax.config import kinds
+from hetjax.config import experiment, kinds
 from hetjax.data import iterables, sources
-from hetjax.inputs import arguments
-from hetjax.inputs import refusals as inputs
+from hetjax.inputs import arguments, refusals
 from hetjax.losses import named as named_lib
 
 SEED_OF_UPPER = 0x5550  # added to the run's: its order and its delays are others
@@ -68,7 +66,7 @@ def build(
             if isinstance(at_level[name], iterables.Streamed):
                 raise ValueError("got a hetjax.stream, which is read once; give one by index")
     _check_rows(x, at_level)
-    tx = inputs.check_optimizer(optimizer, x, caller="fit_bilevel")
+    tx = refusals.check_optimizer(optimizer, x, caller="fit_bilevel")
     made: dict[str, level.Level] = {}
     with contextlib.ExitStack() as stack:  # closes the levels that are made, if anything is wrong
         with messages.as_mistake("fit_bilevel: "):
@@ -180,11 +178,7 @@ def _point(estimator: machine.Estimator, x: types.PyTree, y: types.PyTree) -> ru
         raise ValueError("mode='forward' has a tangent for each number of x; PerExample has many")
     x = x.x if is_learned else x  # a learned start is no part of a request
     x, y = jax.tree.map(lambda leaf, like: np.asarray(leaf, like.dtype), (x, y), (carry.x, carry.y))
-    tangents: types.PyTree = ()
-    if num_tangents:
-        tangents = jax.tree.map(
-            lambda leaf: np.zeros((num_tangents, *leaf.shape), leaf.dtype), (x, y)
-        )
+    tangents = jax.device_get(vectors.stack_of((x, y), num_tangents)) if num_tangents else ()
     return rules.Point(x, y, jax.tree.map(np.zeros_like, y) if has_vector else (), tangents)
 
 
@@ -199,7 +193,7 @@ def _options(
     if isinstance(data := both.get("data"), Mapping) and data.get("sharing") == "process_local":
         raise ValueError("data.sharing: got 'process_local'; a level takes 'shared' or 'private'")
     if "budget" not in both:
-        size = both.get("microbatch_size", config_lib.ExperimentConfig().microbatch_size)
+        size = both.get("microbatch_size", experiment.ExperimentConfig().microbatch_size)
         both["budget"] = 1
         if isinstance(size, int) and size > 0:
             both["budget"] = max(_least_budget(both), math.ceil(len(source) / size))

@@ -20,7 +20,7 @@ from hetjax.bilevel import machine, per_example, vectors
 from hetjax.bilevel.problem import At, Kind
 from hetjax.bilevel.rounds import carried_leaves, rules
 from hetjax.liveness import blocking_waits
-from hetjax.rounds import reduce
+from hetjax.rounds import reduce, sync
 from hetjax.topology import gossip, reducers
 
 _AXIS = mesh_lib.WORKER_AXIS
@@ -84,8 +84,7 @@ class Stepping:
         self,
         carry: types.PyTree,
         left: machine.Steps,
-        mean: types.PyTree,
-        own: types.PyTree,
+        sums: sync.Synchronised,
         active: types.Exchanges,
         did: Any,
     ) -> Stopped:
@@ -93,7 +92,7 @@ class Stepping:
 
         Args:
             carry, left: where the request was made, and the steps that were left then.
-            mean, own: of the round's report.
+            sums: of the round.
             active: the exchanges of this round, of a reducer that gossips; or ().
             did: f32[W], from `Level.did`, of a reducer that gossips; or ().
         """
@@ -116,7 +115,7 @@ class Stepping:
             before, after = ({n: getattr(each, n) for n in ask.moves} for each in (carry, new))
             return new._replace(**self._mixed(form, before, after, active))
 
-        return self._on(carry, left[1:], ask, taken, (mean, own, active, did))
+        return self._on(carry, left[1:], ask, taken, (sums.mean, sums.own, active, did))
 
     def _on(
         self,

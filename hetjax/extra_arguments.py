@@ -10,6 +10,10 @@ import optax
 
 from hetjax import digests, types
 
+TOLD = ("value", "progress", "mean_steps", "mean_examples")
+"""What an update is told of its round, f32[] each: the mean loss, the nominal rounds of the run
+that are done, and what a worker that took part did in the mean."""
+
 OTHERWISE = "the optimizer updates otherwise: another kind, learning rate or setting"
 
 
@@ -24,7 +28,7 @@ class Asked(optax.GradientTransformationExtraArgs):
 
 
 def with_extra_arguments(optimizer: optax.GradientTransformation) -> Asked:
-    """Any optimiser as one that may be given `value` and `progress`.
+    """Any optimiser as one that may be given what `TOLD` names.
 
     Its first update is tried by shapes: what any function in it refuses is kept from it. Of
     `optax.LookaheadParams` it is given the gradients of the fast ones.
@@ -70,12 +74,12 @@ def _refused(update: Any, grads: Any, state: Any, params: Any, extra: dict[str, 
 
 def digest(optimizer: optax.GradientTransformation, params: types.PyTree) -> str:
     """Of what an optimiser computes, with all constants in it; `params` by their shapes."""
-    # The value and the progress that an update is given; their types, not their numbers.
+    # What an update is given; the types, not the numbers.
     number = jax.ShapeDtypeStruct((), jnp.float32)
     extended = with_extra_arguments(optimizer)
 
     def step(grads: types.PyTree, state: Any, params: types.PyTree, number: Any) -> Any:
-        return extended.update(grads, state, params, value=number, progress=number)
+        return extended.update(grads, state, params, **dict.fromkeys(TOLD, number))
 
     state = jax.eval_shape(optimizer.init, params)
     return digests.of_programs((optimizer.init, (params,)), (step, (params, state, params, number)))

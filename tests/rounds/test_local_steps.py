@@ -1,0 +1,380 @@
+"""Steps of one's own: what they are equal to, where unequal numbers of them lead, what is said."""
+
+import functools
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import hetjax
+from hetjax import quota
+from hetjax.config import experiment
+from tests.rounds import problems
+
+FORMS = ("stepped", "fused", "virtual")
+LOSSES = {"plain": problems.softmax_loss, "weighted": problems.weighted_softmax_loss}
+close = functools.partial(np.testing.assert_allclose, rtol=0, atol=1e-12)
+
+
+def steps(rate=1.0, **options):
+    return hetjax.local_steps({"name": "sgd", "learning_rate": rate}, **options)
+
+
+def one_each(rule, optimizer, **fields):
+    """A run in which each worker takes one step a round."""
+    fields = {"budget": 4, "quota": "equal", "epochs": 2, **fields}
+    return problems.train(61, rule=rule, optimizer=optimizer, **fields)
+
+
+# --- What they are equal to ---
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("form", FORMS)
+def test_one_step_each_is_all_reduce(form, loss, float64):
+    """By examples' weights, too; the last round of an epoch is not full."""
+    fields = {"loss_fn": LOSSES[loss], "local": form}
+    found = one_each(steps(), optax.sgd(0.3), **fields)
+    plain = one_each(None, optax.sgd(0.3), **fields)
+    close(found.params, plain.params)
+    close([line["loss"] for line in found.history], [line["loss"] for line in plain.history])
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_frozen_arrays_and_values_reach_the_steps(form, float64):
+    square = np.random.default_rng(1).normal(size=(problems.FEATURES, problems.FEATURES))
+
+    def loss(params, batch, rng, *, frozen, values):
+        batch = {**batch, "x": batch["x"] @ frozen["w"]}
+        return problems.softmax_loss(params, batch, rng) + values["beta"] * jnp.sum(params**2)
+
+    fields = {"loss_fn": loss, "local": form, "frozen": {"w": square}}
+    fields["values"] = lambda progress: {"beta": 0.1 / (1.0 + progress)}
+    found = one_each(steps(), optax.sgd(0.3), **fields)
+    close(found.params, one_each(None, optax.sgd(0.3), **fields).params)
+
+
+def test_the_outer_optimizer_may_look_ahead(float64):
+    outer = optax.sgd(0.7, momentum=0.9, nesterov=True)
+    found = one_each(steps(0.2), outer)
+    close(found.params, one_each(None, optax.sgd(0.14, momentum=0.9, nesterov=True)).params)
+
+
+def test_one_worker_is_lookahead(float64):
+    data, weights = problems.given(64)
+    one = {"cluster": {"num_workers": 1}, "budget": 8}
+    found = problems.train(64, rule=steps(0.2), optimizer=optax.sgd(0.4), epochs=1, **one)
+    with problems.run(64, **one) as plain:
+        order = plain.init().stream.passes[0].remaining.copy()
+    lookahead = optax.lookahead(optax.sgd(0.2), sync_period=8, slow_step_size=0.4)
+    params = optax.LookaheadParams.init_synced(jnp.asarray(weights))
+    state = lookahead.init(params)
+    for ids in order.reshape(-1, 4):
+        batch = {name: leaf[ids] for name, leaf in data.items()}
+        grads = jax.grad(lambda w, b=batch: problems.softmax_loss(w, b, None).mean())(params.fast)
+        updates, state = lookahead.update(grads, state, params)
+        params = optax.apply_updates(params, updates)
+    close(found.params, params.slow)
+
+
+@pytest.mark.parametrize("reducer", ["d_psgd", "matcha", "ring"])
+def test_weights_that_are_equal_give_equal_runs(reducer, float64):
+    """Where no weights, shards or quotas differ; all rounds are full."""
+    fields = {"reducer": reducer, "quota": "equal", "budget": 8, "epochs": 2}
+    runs = [
+        problems.train(64, rule=steps(0.2, weights=each), optimizer=optax.sgd(1.0), **fields)
+        for each in ("loss", "uniform", "fednova", lambda steps, examples, weight: 3 * steps)
+    ]
+    for other in runs[1:]:
+        close(other.params, runs[0].params)
+
+
+# --- Where unequal numbers of steps lead ---
+
+
+CENTRES, CURVES, COUNTS = [-1.0, 0.0, 0.5, 2.0], [1.0, 0.5, 2.0, 1.5], [8, 4, 2, 1]
+SETTLED = 60  # rounds after which all is at rest
+
+
+def quadratic(params, batch, rng):
+    """Of each shard its own, `curve / 2 * (x - centre)^2`."""
+    return 0.5 * batch["curve"] * (params[0] - batch["centre"]) ** 2
+
+
+def scripted(counts):
+    return quota.QuotaPolicy(
+        lambda workers, budget: 0,
+        lambda state, total, caps: (np.array(counts), state),
+        lambda state, times: state,
+    )
+
+
+def taken(curve, count, inner):
+    """How much of the way to the centre some steps go, and how far those of gradients of 1."""
+    ways = []
+    for gradient in (lambda x: curve * x, jnp.ones_like):
+        at, begun = jnp.ones(()), inner.init(jnp.zeros(()))
+        for _ in range(count):
+            moved, begun = inner.update(gradient(at), begun, at)
+            at = at + moved
+        ways.append(1 - float(at))
+    return ways
+
+
+def at_rest(inner, shares, weights, **options):
+    """Where a run on four private quadratics comes to rest."""
+    fields = {
+        "cluster": {"num_workers": 4},
+        "data": {"sharing": "private"},
+        "quota": scripted(COUNTS),
+        "microbatch_size": 1,
+        "budget": sum(COUNTS),
+        "local": "virtual",
+    }
+    num = 8 * sum(shares)
+    with problems.run(
+        {"x": np.zeros(num)}, np.zeros(1), loss_fn=lambda p, b, r: p[0] + b["x"], **fields
+    ) as made:
+        shards = made.setup.stream.shards
+    data = {"curve": np.zeros(num), "centre": np.zeros(num)}
+    for ids, curve, centre in zip(shards, CURVES, CENTRES, strict=True):
+        data["curve"][ids], data["centre"][ids] = curve, centre
+    far = np.mean([taken(c, n, inner)[0] for c, n in zip(CURVES, COUNTS, strict=True)])
+    result = problems.fit(
+        data,
+        np.zeros(1),
+        loss_fn=quadratic,
+        optimizer=optax.sgd(1 / far),
+        rule=hetjax.local_steps(inner, weights, **options),
+        epochs=10_000,
+        max_rounds=SETTLED,
+        **fields,
+    )
+    return float(np.asarray(result.params)[0])
+
+
+def expected(inner, amounts):
+    """With `amounts` of each worker, of its part of the way."""
+    ways = [taken(c, n, inner) for c, n in zip(CURVES, COUNTS, strict=True)]
+    pull = np.array([amounts(*way) for way in ways])
+    return float(pull @ CENTRES / pull.sum())
+
+
+def test_a_plain_mean_is_biased_and_fednova_the_less_the_smaller_the_rate(float64):
+    best = np.dot(CURVES, CENTRES) / np.sum(CURVES)
+    off = []
+    for rate in (0.04, 0.02, 0.01, 0.005):
+        inner = optax.sgd(rate)
+        plain = at_rest(inner, [1, 1, 1, 1], "uniform")
+        assert plain == pytest.approx(expected(inner, lambda way, a: way), abs=1e-10)
+        assert at_rest(inner, [1, 1, 1, 1], "loss") == pytest.approx(plain, abs=1e-10)
+        nova = at_rest(inner, [1, 1, 1, 1], "fednova")
+        assert nova == pytest.approx(expected(inner, lambda way, a: way / a), abs=1e-10)
+        off.append(abs(nova - best))
+        assert abs(plain - best) > 0.3
+    ratios = [b / a for a, b in itertools.pairwise(off)]
+    assert ratios == pytest.approx([0.5] * 3, abs=0.05)
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_fednova_knows_how_far_momentum_goes(nesterov, float64):
+    inner = optax.sgd(0.02, momentum=0.9, nesterov=nesterov)
+    found = at_rest(inner, [1, 1, 1, 1], "fednova", keep=False)
+    assert found == pytest.approx(expected(inner, lambda way, a: way / a), abs=1e-10)
+
+
+# --- What is told, and what is refused ---
+
+
+def test_the_loss_of_the_report_is_over_examples_whatever_the_weights(float64):
+    fields = {"loss_fn": problems.weighted_softmax_loss, "optimizer": optax.sgd(1e-30)}
+    fields |= {"quota": scripted([5, 2, 1, 0]), "epochs": 1}
+    losses = [
+        [line["loss"] for line in problems.train(64, rule=rule, **fields).history]
+        for rule in (None, steps(1e-30, weights="uniform"), steps(1e-30, weights="fednova"))
+    ]
+    close(losses[1], losses[0])
+    close(losses[2], losses[0])
+
+
+def test_a_rounds_mean_steps_reach_the_optimizer(float64):
+    told = []
+
+    def update(updates, state, params=None, *, mean_steps, mean_examples, **more):
+        jax.debug.callback(lambda *x: told.append([float(y) for y in x]), mean_steps, mean_examples)
+        return updates, state
+
+    noting = optax.GradientTransformationExtraArgs(lambda params: (), update)
+    fields = {"quota": scripted([5, 2, 1, 0]), "epochs": 1, "local": "virtual"}
+    problems.train(64, rule=steps(0.1), optimizer=optax.chain(noting, optax.sgd(1.0)), **fields)
+    told = {each for each in map(tuple, told) if each[1]}  # warming up has no examples
+    assert told == {(8 / 3, 32 / 3)}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((optax.lbfgs(),), "inner needs more than a gradient"),
+        (("adam",), r"inner: got .*missing 1 required positional argument: 'learning_rate'"),
+        (({"name": "adamm", "learning_rate": 1},), "optax has no optimiser 'adamm'"),
+        ((3,), r"inner: got 3, must be an optax optimiser, or {'name'"),
+        ((optax.sgd(0.1), "equal"), r"weights: got 'equal', must be one of loss, uniform, fednova"),
+        ((optax.adam(0.1), "fednova"), "needs an inner optimiser that goes twice as far"),
+    ],
+)
+def test_what_is_wrong_gets_a_sentence(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        hetjax.local_steps(*arguments)
+
+
+def test_an_order_that_needs_signs_is_refused():
+    with pytest.raises(ValueError, match="the order balances gradients, and the rule has none"):
+        problems.train(64, rule=steps(0.1), ordering="d_grab", epochs=1)
+
+
+def test_a_microbatch_that_is_not_finite_leaves_the_workers_steps_as_they_were(float64):
+    data, weights = problems.given(64)
+    data["x"][::16] = np.nan
+    fields = {"rule": steps(0.1), "optimizer": optax.sgd(1.0), "epochs": 1, "nonfinite": "skip"}
+    result = problems.fit(data, weights, **fields)
+    assert np.isfinite(result.params).all()
+    assert sum(line["skipped_examples"] for line in result.history) in (4, 8, 12, 16)
+
+
+# --- In each form, behind gates, and with other workers ---
+
+
+def test_forms_take_the_same_steps(float64):
+    """In the array form workers whose quota is done leave the call. The last microbatch is half
+    full."""
+    counts = [7, 4, 2, 1]
+    fields = {"quota": scripted(counts), "budget": sum(counts), "epochs": 2}
+    found = {
+        form: problems.train(
+            110, rule=steps(0.1, weights="uniform"), optimizer=optax.sgd(1.0), local=form, **fields
+        )
+        for form in FORMS
+    }
+    for form in FORMS[1:]:
+        close(found[form].params, found["stepped"].params)
+
+
+def test_changing_quotas_make_no_more_programs(float64):
+    quotas = itertools.cycle([[8, 4, 2, 2], [4, 4, 4, 4], [13, 1, 1, 1], [1, 2, 3, 10]])
+    policy = quota.QuotaPolicy(
+        lambda workers, budget: 0,
+        lambda state, total, caps: (np.array(next(quotas)), state),
+        lambda state, times: state,
+    )
+    fields = {"rule": steps(0.1), "optimizer": optax.sgd(1.0), "quota": policy, "budget": 16}
+    with problems.run(64, local="virtual", **fields) as run:
+        state = run.init()
+        for _ in range(8):
+            state, _ = run.round(state)
+        local = run.setup.programs.main.local
+        assert sum(f.__wrapped__._cache_size() for f in (local._add, local._add_some)) <= 8
+
+
+def test_a_closed_rounds_mean_steps_are_those_that_were_done(float64):
+    told = []
+
+    def update(updates, state, params=None, *, mean_steps, **more):
+        jax.debug.callback(lambda x: told.append(float(x)), mean_steps)
+        return updates, state
+
+    noting = optax.GradientTransformationExtraArgs(lambda params: (), update)
+    result = problems.train(
+        64,
+        rule=steps(0.1, weights="fednova"),
+        optimizer=optax.chain(noting, optax.sgd(1.0)),
+        cluster={"num_workers": 4, "secs_per_microbatch": (1, 2, 4, 4), "clock": "virtual"},
+        gate={"trigger": "quorum", "quorum": 6},
+        quota={"policy": "equal"},
+        epochs=1,
+        local="virtual",
+    )
+    done = [line["microbatches_done"] for line in result.history]
+    assert any(sum(each) < 8 for each in done)
+    means = [np.mean([count for count in each if count]) for each in done]
+    assert set(np.round(means, 12)) <= set(np.round(told, 12))  # warming up does one each
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_a_run_goes_on_to_the_bit(keep, tmp_path):
+    fields = {"quota": "equal", "local": "virtual", "optimizer": optax.sgd(1.0)}
+    rule = hetjax.local_steps(optax.sgd(0.1, momentum=0.9), keep=keep)
+    whole = problems.train(64, rule=rule, epochs=4, **fields)
+    problems.train(64, rule=rule, epochs=4, max_rounds=3, workdir=tmp_path, **fields)
+    again = problems.train(64, rule=rule, epochs=4, workdir=tmp_path, **fields)
+    assert again.summary["resumed"]
+    np.testing.assert_array_equal(again.params, whole.params)
+
+
+def test_other_workers_begin_with_the_mean_of_what_all_have_kept(tmp_path, capfd):
+    fields = {"quota": "equal", "local": "virtual", "optimizer": optax.sgd(1.0), "budget": 12}
+    rule = hetjax.local_steps(optax.sgd(0.1, momentum=0.9))
+    kept = problems.train(96, rule=rule, epochs=1, workdir=tmp_path, **fields).state.worker
+    mean = jax.tree.map(lambda leaf: np.asarray(leaf).mean(axis=0), kept)
+    for workers in (3, 6):
+        with problems.run(96, rule=rule, cluster={"num_workers": workers}, **fields) as run:
+            capfd.readouterr()
+            found = run.restore(tmp_path).train.worker
+        for rows, of_all in zip(jax.tree.leaves(found), jax.tree.leaves(mean), strict=True):
+            for row in np.asarray(rows):
+                np.testing.assert_allclose(row, of_all, rtol=1e-6)
+        assert (
+            "what the rule keeps for each worker begins at the mean of all workers'"
+            in capfd.readouterr().err
+        )
+
+
+def test_the_models_state_follows_the_steps(float64):
+    """With one worker and steps of no length it is that of all-reduce, microbatch by microbatch."""
+    loss = problems.stateful_softmax_loss
+    fields = {"loss_fn": loss, "cluster": {"num_workers": 1}, "budget": 1, "epochs": 1}
+    found = problems.train(64, rule=steps(1e-30), optimizer=optax.sgd(1.0), **fields)
+    plain = problems.train(64, optimizer=optax.sgd(1e-30), **fields)
+    close(found.model_state["mean"], plain.model_state["mean"])
+
+
+def test_a_schedule_goes_by_the_examples_of_the_run(float64):
+    """Not by a worker's own steps: with it unequal workers have the same rate."""
+    schedule = hetjax.scale_by_progress(lambda progress: 0.125 / (1 + progress))
+    found = one_each(hetjax.local_steps(schedule), optax.sgd(1.0))
+    close(found.params, one_each(None, schedule).params)
+    fields = {"quota": scripted([5, 2, 1, 0]), "optimizer": optax.sgd(1.0), "epochs": 1}
+    with problems.run(64, rule=hetjax.local_steps(schedule), **fields) as run:
+        changing = run.round(run.init())[0].train.params  # the first, where progress is 0
+    with problems.run(64, rule=steps(0.125), **fields) as run:
+        close(changing, run.round(run.init())[0].train.params)
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        (lambda steps, examples, weight: -steps, r"weights\(2.0, 8.0, 8.0\) gave -2.0, must give"),
+        (lambda steps, examples, weight: 0 * steps, "must give one number above 0"),
+        (lambda steps, examples: steps, r"weights\(2.0, 8.0, 8.0\) raised TypeError"),
+    ],
+)
+def test_weights_that_are_none_are_refused(weights, message):
+    with pytest.raises(ValueError, match=message):
+        hetjax.local_steps(optax.sgd(0.1), weights)
+
+
+def test_a_configuration_names_it():
+    """As `--config.rule.name=local_steps --config.rule.inner.name=…` on the command line."""
+    inner = {"name": "sgd", "learning_rate": 0.1}
+    written = {"name": "local_steps", "inner": inner, "weights": "uniform"}
+    fields = {"epochs": 1, "microbatch_size": 4, "budget": 8, "quota": {"policy": "equal"}}
+    fields["cluster"] = {"num_workers": 4}
+    config = experiment.validate({"rule": written, **fields})
+    data, params = problems.given(64)
+    named = hetjax.fit(problems.softmax_loss, params, optax.sgd(1.0), data, config=config)
+    rule = steps(0.1, weights="uniform")
+    given = problems.train(64, rule=rule, optimizer=optax.sgd(1.0), epochs=1, quota="equal")
+    np.testing.assert_array_equal(named.params, given.params)
+    assert named.config["rule"] == given.config["rule"]
