@@ -8,6 +8,7 @@ tables and pictures from what is there. Without `--stage` all of them. Each run 
 `runs.jsonl` of `--directory` and is never done again. The arms are in `experiments/local/study.py`.
 """
 
+import json
 import pathlib
 import time
 from collections.abc import Iterator, Sequence
@@ -40,8 +41,6 @@ def found(run: study.Run) -> dict[str, Any] | None:
 
 def kept_settings(run: study.Run) -> dict[str, Any]:
     """As JSON gives them back."""
-    import json
-
     return json.loads(json.dumps(run.settings))
 
 

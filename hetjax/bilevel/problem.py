@@ -187,7 +187,8 @@ def weights_depend(both: Callable, what: What, at: At, batch: Any) -> bool:
     }
 
     def of_point(point: dict[str, PyTree], others: dict[str, PyTree], batch: Any) -> Any:
-        return both(*{**others, **point}.values(), batch)
+        at_point = {**others, **point}
+        return both(at_point["x"], at_point["y"], batch)
 
     others = {"x": at.x, "y": at.y}
     return weights.depend(of_point, {n: others[n] for n in names[what.kind]}, others, batch)
@@ -215,7 +216,8 @@ def summands(
         point = {"x": x, "y": y}
 
         def at_point(*given: PyTree) -> tuple[jax.Array, jax.Array]:
-            return both(*{**point, **dict(zip(names, given, strict=True))}.values(), batch)
+            at = {**point, **dict(zip(names, given, strict=True))}
+            return both(at["x"], at["y"], batch)
 
         (top, bottom), pull = jax.vjp(at_point, *(point[name] for name in names))
         of_top = pull((jnp.ones_like(top), jnp.zeros_like(bottom)))

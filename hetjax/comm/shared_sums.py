@@ -128,6 +128,7 @@ class ElasticSums(HostSums):
         wire: str = wires.FLOAT32,
     ) -> None:
         self._roster, self._mesh, self._like, self._wire = roster, mesh, like, wire
+        self._is_plain = wire == wires.FLOAT32
         self._size = sum(leaf.size for leaf in jax.tree.leaves(like))  # numbers of a contribution
         self._own = np.zeros(self._size, np.float32)  # what this process contributes
         self._sum = self._own  # of all, once it is there; while a round warms up, of this one
@@ -183,10 +184,6 @@ class ElasticSums(HostSums):
     def put(self) -> list[Any]:
         """Puts up what was posted, in pieces."""
         return [self._roster.put(self._sent(part)) for part in self._parts]
-
-    @property
-    def _is_plain(self) -> bool:
-        return self._wire == wires.FLOAT32
 
     def _sent(self, part: slice) -> np.ndarray:
         """What goes over the wire of a piece: of the model's state all bytes."""

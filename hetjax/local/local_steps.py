@@ -17,6 +17,7 @@ from hetjax.losses import stateful
 from hetjax.parts import options
 
 WEIGHTS = ("loss", "uniform", "fednova")
+_TRIED = (2.0, 8.0, 8.0)  # steps, examples and weight of the losses, with which weights are tried
 _TRIED_STEPS = 3  # in which an optimiser of `fednova` is asked whether it is linear
 
 
@@ -63,14 +64,22 @@ def made_inner(value: Any) -> optax.GradientTransformation:
 
 
 def _weights(value: Any) -> Any:
-    if not (callable(value) or value in WEIGHTS):
+    """One of `WEIGHTS`, or a function that is tried."""
+    if not callable(value) and value not in WEIGHTS:
         raise options.Refused
+    if callable(value):
+        try:
+            found = np.asarray(value(*(jnp.asarray(x, jnp.float32) for x in _TRIED)))
+        except Exception as error:
+            raise options.Refused(f"of {_TRIED} it raised {error!r}") from error
+        if found.shape or not (np.isfinite(found) and found > 0):
+            raise options.Refused(f"of {_TRIED} it gave {found}")
     return value
 
 
 _INNER = options.Rule("an optax optimiser, or {'name': of optax, and its arguments}", _inner)
 _OF_WEIGHTS = options.Rule(
-    f"one of {', '.join(WEIGHTS)}, or a function of (steps, examples, loss_weight)", _weights
+    f"one of {', '.join(WEIGHTS)}, or a function of (steps, examples, loss_weight), > 0", _weights
 )
 
 
@@ -123,10 +132,11 @@ def local_steps(
     _check_takes_gradients(optimizer)
     if weights == "fednova":
         _check_linear(optimizer)
-    if callable(weights):
-        _check_weights(weights)
     traits = rules.Traits(
-        keeps_worker=keep, weighs_itself=weights != "loss", by_share=weights == "fednova"
+        keeps_worker=keep,
+        weighs_itself=weights != "loss",
+        by_share=weights == "fednova",
+        own_params=True,
     )
     of_loss = functools.partial(_rule, optimizer, weights, traits)
     return rules.for_a_loss("local_steps", of_loss, traits)
@@ -278,17 +288,6 @@ def _check_takes_gradients(inner: extra_arguments.Asked) -> None:
         ) from error
     except Exception:  # of one that is made for the parameters of a model
         return
-
-
-def _check_weights(weights: Any) -> None:
-    """Refuses a function that gives no weight."""
-    tried = (2.0, 8.0, 8.0)
-    try:
-        found = np.asarray(weights(*(jnp.asarray(x, jnp.float32) for x in tried)))
-    except Exception as error:
-        raise ValueError(f"local_steps: weights{tried} raised {error!r}") from error
-    if found.shape or not (np.isfinite(found) and found > 0):
-        raise ValueError(f"local_steps: weights{tried} gave {found}, must give one number above 0")
 
 
 def _check_linear(inner: extra_arguments.Asked) -> None:

@@ -25,6 +25,10 @@ class Traits(NamedTuple):
     by_example: bool = False
     """It takes each example by itself: a loss whose examples see each other is refused."""
 
+    own_params: bool = False
+    """Its sums hold parameters of its own, at which it differentiates. So `add` is not called over
+    an axis of 1 worker (`jax.vmap`), nor is the loss."""
+
     resized: str = "mean"
     """What workers begin with where there are more or fewer than before: 'mean', of what all have
     kept, or 'fresh', what `init` gives. Where workers come and go, whoever comes is handed what the

@@ -137,15 +137,13 @@ def _add(
         tally = _counted(before.tally, microbatch, finite=finite, active=active)
         return types.Carried(worker, sums, evidence, tally), finite
 
-    if not has_row_axis:
-        carried, finite = guarded(carried)
-    elif rule.observed is not None or rule.traits.by_example:
-        # Over an axis of 1: a sum that were reshaped would not be updated in place (21 MB of
-        # gradients: two passes over memory more).
-        carried, finite = jax.vmap(guarded)(carried)
-    else:  # what differentiates at parameters of its own takes twice as long over an axis
+    if has_row_axis and rule.traits.own_params:
         after = guarded(trees.first_row(carried))
         carried, finite = jax.tree.map(lambda leaf: leaf[None], after)
+    else:
+        # Over an axis of 1: a sum that were reshaped would not be updated in place (21 MB of
+        # gradients: two passes over memory more).
+        carried, finite = (jax.vmap(guarded) if has_row_axis else guarded)(carried)
     if observer is not None:  # a microbatch that is left out has the signs of no evidence
         first = jnp.arange(example_signs.shape[0]) % 2 == 0
         has_signs = finite | (example_signs == ordering.COUPLED)

@@ -36,5 +36,8 @@ def local_sgd(loss_fn, inner):
         moved = jax.tree.map(lambda a, b: weight * (a - b), shared.params, end)
         return opt_state, moved, weight
 
-    reads, traits = rules.Reads(loss_sum=lambda sums: sums[1]), rules.Traits(keeps_worker=True)
+    reads, traits = (
+        rules.Reads(loss_sum=lambda sums: sums[1]),
+        rules.Traits(keeps_worker=True, own_params=True),
+    )
     return hetjax.LocalRule(begin, add, finish, inner.init, reads=reads, traits=traits)

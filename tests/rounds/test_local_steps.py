@@ -12,6 +12,7 @@ import pytest
 import hetjax
 from hetjax import quota
 from hetjax.config import experiment
+from tests.own_parts import local_sgd
 from tests.rounds import problems
 
 FORMS = ("stepped", "fused", "virtual")
@@ -55,6 +56,28 @@ def test_frozen_arrays_and_values_reach_the_steps(form, float64):
     fields["values"] = lambda progress: {"beta": 0.1 / (1.0 + progress)}
     found = one_each(steps(), optax.sgd(0.3), **fields)
     close(found.params, one_each(None, optax.sgd(0.3), **fields).params)
+
+
+def called_back(params, batch, rng):
+    """Its callback says nothing of an axis, so it must not be called over one."""
+    losses = problems.softmax_loss(params, batch, rng)
+    shape = jax.ShapeDtypeStruct(losses.shape, losses.dtype)
+    same = jax.pure_callback(np.asarray, shape, jax.lax.stop_gradient(losses))
+    return losses + same - jax.lax.stop_gradient(losses)
+
+
+@pytest.mark.parametrize("rule", ["gradients", "steps", "own"])
+@pytest.mark.parametrize("form", ["stepped", "fused"])
+def test_the_loss_of_a_worker_is_called_over_no_axis(form, rule, float64):
+    made = {"steps": steps(0.1), "own": local_sgd.local_sgd(called_back, optax.sgd(0.1))}
+    found = [
+        problems.train(16, loss_fn=loss, rule=each, local=form, epochs=1, quota="equal").params
+        for loss, each in (
+            (called_back, made.get(rule)),
+            (problems.softmax_loss, steps(0.1) if rule in made else None),
+        )
+    ]
+    close(found[0], found[1])
 
 
 def test_the_outer_optimizer_may_look_ahead(float64):
@@ -262,20 +285,36 @@ def test_forms_take_the_same_steps(float64):
         close(found[form].params, found["stepped"].params)
 
 
-def test_changing_quotas_make_no_more_programs(float64):
-    quotas = itertools.cycle([[8, 4, 2, 2], [4, 4, 4, 4], [13, 1, 1, 1], [1, 2, 3, 10]])
+def test_workers_whose_quota_is_done_leave_the_call_and_few_programs_do(float64, monkeypatch):
+    """Whatever the quotas are, a call has one of five numbers of workers."""
+    workers, rounds = 16, 12
+    rng, rows = np.random.default_rng(0), []
     policy = quota.QuotaPolicy(
         lambda workers, budget: 0,
-        lambda state, total, caps: (np.array(next(quotas)), state),
+        lambda state, total, caps: (1 + rng.multinomial(total - workers, shares), state),
         lambda state, times: state,
     )
-    fields = {"rule": steps(0.1), "optimizer": optax.sgd(1.0), "quota": policy, "budget": 16}
-    with problems.run(64, local="virtual", **fields) as run:
+    shares = np.arange(workers) ** 3 / sum(np.arange(workers) ** 3)
+    fields = {"rule": steps(0.1), "optimizer": optax.sgd(1.0), "quota": policy, "budget": 64}
+    fields |= {"cluster": {"num_workers": workers}, "local": "virtual"}
+    with problems.run(4 * 64 * rounds, **fields) as run:
         state = run.init()
-        for _ in range(8):
-            state, _ = run.round(state)
-        local = run.setup.programs.main.local
-        assert sum(f.__wrapped__._cache_size() for f in (local._add, local._add_some)) <= 8
+        local, load = run.setup.programs.main.local, run.setup.feed.load
+
+        def loaded(worker, ids, *more):
+            rows.append(len(ids))
+            return load(worker, ids, *more)
+
+        monkeypatch.setattr(run.setup.feed, "load", loaded)
+        for _ in range(rounds):
+            before = len(rows)
+            state, report = run.round(state)
+            done = np.array(report.read().workers.microbatches_done)
+            active = [int((done > k).sum()) for k in range(done.max())]
+            assert rows[before:] == [min(n for n in (2, 4, 8, 12, 16) if n >= a) for a in active]
+        programs = [each.__wrapped__._cache_size() for each in (local._add, local._add_some)]
+    assert len({*rows}) >= 4
+    assert sum(programs) <= 8
 
 
 def test_a_closed_rounds_mean_steps_are_those_that_were_done(float64):
@@ -314,30 +353,52 @@ def test_a_run_goes_on_to_the_bit(keep, tmp_path):
 
 
 def test_other_workers_begin_with_the_mean_of_what_all_have_kept(tmp_path, capfd):
+    """4 workers, then 3, then 6."""
     fields = {"quota": "equal", "local": "virtual", "optimizer": optax.sgd(1.0), "budget": 12}
-    rule = hetjax.local_steps(optax.sgd(0.1, momentum=0.9))
-    kept = problems.train(96, rule=rule, epochs=1, workdir=tmp_path, **fields).state.worker
-    mean = jax.tree.map(lambda leaf: np.asarray(leaf).mean(axis=0), kept)
-    for workers in (3, 6):
-        with problems.run(96, rule=rule, cluster={"num_workers": workers}, **fields) as run:
-            capfd.readouterr()
+    fields["rule"] = hetjax.local_steps(optax.sgd(0.1, momentum=0.9))
+    kept = problems.train(96, epochs=1, workdir=tmp_path, **fields).state.worker
+    told = "what the rule keeps for each worker begins at the mean of all workers'"
+    for epochs, workers in ((2, 3), (3, 6)):
+        mean = jax.tree.map(lambda leaf: np.asarray(leaf).mean(axis=0), kept)
+        of_workers = {"cluster": {"num_workers": workers}, **fields}
+        with problems.run(96, **of_workers) as run:
             found = run.restore(tmp_path).train.worker
         for rows, of_all in zip(jax.tree.leaves(found), jax.tree.leaves(mean), strict=True):
+            assert len(rows) == workers
             for row in np.asarray(rows):
                 np.testing.assert_allclose(row, of_all, rtol=1e-6)
-        assert (
-            "what the rule keeps for each worker begins at the mean of all workers'"
-            in capfd.readouterr().err
-        )
+        capfd.readouterr()
+        kept = problems.train(96, epochs=epochs, workdir=tmp_path, **of_workers).state.worker
+        assert told in capfd.readouterr().err
 
 
 def test_the_models_state_follows_the_steps(float64):
     """With one worker and steps of no length it is that of all-reduce, microbatch by microbatch."""
     loss = problems.stateful_softmax_loss
-    fields = {"loss_fn": loss, "cluster": {"num_workers": 1}, "budget": 1, "epochs": 1}
-    found = problems.train(64, rule=steps(1e-30), optimizer=optax.sgd(1.0), **fields)
-    plain = problems.train(64, optimizer=optax.sgd(1e-30), **fields)
+    fields = {"loss_fn": loss, "cluster": {"num_workers": 1}, "epochs": 1}
+    found = problems.train(64, rule=steps(1e-30), optimizer=optax.sgd(1.0), budget=4, **fields)
+    plain = problems.train(64, optimizer=optax.sgd(1e-30), budget=1, **fields)
+    assert len(found.history) == len(plain.history) // 4
     close(found.model_state["mean"], plain.model_state["mean"])
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_models_state_is_averaged_by_examples(form, float64):
+    """A running mean of what is always 1: after k steps it is 1 - 0.9^k."""
+
+    def loss(params, state, batch, rng):
+        mean = 0.9 * state["mean"] + 0.1 * batch["x"].mean()
+        return (batch["x"] * params) ** 2, {"mean": mean}
+
+    counts = [5, 2, 1, 0]
+    fields = {"model_state": {"mean": np.zeros(())}, "quota": scripted(counts), "local": form}
+    fields |= {"rule": steps(0.1, weights="uniform"), "loss_over": "microbatch"}
+    data = {"x": np.ones(4 * sum(counts))}
+    result = problems.fit(
+        data, np.zeros(()), loss_fn=loss, optimizer=optax.sgd(1.0), epochs=1, **fields
+    )
+    expected = np.dot(counts, 1 - 0.9 ** np.array(counts)) / sum(counts)
+    close(result.model_state["mean"], expected)
 
 
 def test_a_schedule_goes_by_the_examples_of_the_run(float64):
@@ -355,9 +416,12 @@ def test_a_schedule_goes_by_the_examples_of_the_run(float64):
 @pytest.mark.parametrize(
     ("weights", "message"),
     [
-        (lambda steps, examples, weight: -steps, r"weights\(2.0, 8.0, 8.0\) gave -2.0, must give"),
-        (lambda steps, examples, weight: 0 * steps, "must give one number above 0"),
-        (lambda steps, examples: steps, r"weights\(2.0, 8.0, 8.0\) raised TypeError"),
+        (
+            lambda steps, examples, weight: -steps,
+            r"weights: got .*\(of \(2.0, 8.0, 8.0\) it gave -2.0\), must be one of loss",
+        ),
+        (lambda steps, examples, weight: 0 * steps, "it gave 0.0"),
+        (lambda steps, examples: steps, r"of \(2.0, 8.0, 8.0\) it raised TypeError"),
     ],
 )
 def test_weights_that_are_none_are_refused(weights, message):
