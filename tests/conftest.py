@@ -61,6 +61,7 @@ _PROMOTING = [
     "rounds.test_objectives",
     "rounds.test_judged",
     "rounds.test_local_steps",  # Optax is not strict
+    "rounds.test_local_steps_at_rest",
     "rounds.test_optimizers",  # Optax is not strict
     "rounds.test_programs",
     "rounds.test_resume",

@@ -10,6 +10,7 @@ import numpy as np
 import optax
 
 import hetjax
+from hetjax import quota
 
 CLASSES, FEATURES = 3, 5
 
@@ -152,6 +153,15 @@ def run(examples=64, weights=None, /, *, loss_fn=softmax_loss, optimizer=SGD, **
     weights = given()[1] if weights is None else weights
     fields = {"microbatch_size": 4, "budget": 8, "cluster": {"num_workers": 4}, **fields}
     return hetjax.Run(loss_fn, weights, optimizer, examples, **fields)
+
+
+def scripted(counts):
+    """A policy of the same quotas in each round."""
+    return quota.QuotaPolicy(
+        lambda workers, budget: 0,
+        lambda state, total, caps: (np.array(counts), state),
+        lambda state, times: state,
+    )
 
 
 def own_step(ids, data, weights, optimizer, *, loss_fn=softmax_loss, rule=None, **options):

@@ -1,7 +1,6 @@
 """Steps of one's own: what they are equal to, where unequal numbers of them lead, what is said."""
 
 import functools
-import itertools
 
 import jax
 import jax.numpy as jnp
@@ -115,106 +114,12 @@ def test_weights_that_are_equal_give_equal_runs(reducer, float64):
         close(other.params, runs[0].params)
 
 
-# --- Where unequal numbers of steps lead ---
-
-
-CENTRES, CURVES, COUNTS = [-1.0, 0.0, 0.5, 2.0], [1.0, 0.5, 2.0, 1.5], [8, 4, 2, 1]
-SETTLED = 60  # rounds after which all is at rest
-
-
-def quadratic(params, batch, rng):
-    """Of each shard its own, `curve / 2 * (x - centre)^2`."""
-    return 0.5 * batch["curve"] * (params[0] - batch["centre"]) ** 2
-
-
-def scripted(counts):
-    return quota.QuotaPolicy(
-        lambda workers, budget: 0,
-        lambda state, total, caps: (np.array(counts), state),
-        lambda state, times: state,
-    )
-
-
-def taken(curve, count, inner):
-    """How much of the way to the centre some steps go, and how far those of gradients of 1."""
-    ways = []
-    for gradient in (lambda x: curve * x, jnp.ones_like):
-        at, begun = jnp.ones(()), inner.init(jnp.zeros(()))
-        for _ in range(count):
-            moved, begun = inner.update(gradient(at), begun, at)
-            at = at + moved
-        ways.append(1 - float(at))
-    return ways
-
-
-def at_rest(inner, shares, weights, **options):
-    """Where a run on four private quadratics comes to rest."""
-    fields = {
-        "cluster": {"num_workers": 4},
-        "data": {"sharing": "private"},
-        "quota": scripted(COUNTS),
-        "microbatch_size": 1,
-        "budget": sum(COUNTS),
-        "local": "virtual",
-    }
-    num = 8 * sum(shares)
-    with problems.run(
-        {"x": np.zeros(num)}, np.zeros(1), loss_fn=lambda p, b, r: p[0] + b["x"], **fields
-    ) as made:
-        shards = made.setup.stream.shards
-    data = {"curve": np.zeros(num), "centre": np.zeros(num)}
-    for ids, curve, centre in zip(shards, CURVES, CENTRES, strict=True):
-        data["curve"][ids], data["centre"][ids] = curve, centre
-    far = np.mean([taken(c, n, inner)[0] for c, n in zip(CURVES, COUNTS, strict=True)])
-    result = problems.fit(
-        data,
-        np.zeros(1),
-        loss_fn=quadratic,
-        optimizer=optax.sgd(1 / far),
-        rule=hetjax.local_steps(inner, weights, **options),
-        epochs=10_000,
-        max_rounds=SETTLED,
-        **fields,
-    )
-    return float(np.asarray(result.params)[0])
-
-
-def expected(inner, amounts):
-    """With `amounts` of each worker, of its part of the way."""
-    ways = [taken(c, n, inner) for c, n in zip(CURVES, COUNTS, strict=True)]
-    pull = np.array([amounts(*way) for way in ways])
-    return float(pull @ CENTRES / pull.sum())
-
-
-def test_a_plain_mean_is_biased_and_fednova_the_less_the_smaller_the_rate(float64):
-    best = np.dot(CURVES, CENTRES) / np.sum(CURVES)
-    off = []
-    for rate in (0.04, 0.02, 0.01, 0.005):
-        inner = optax.sgd(rate)
-        plain = at_rest(inner, [1, 1, 1, 1], "uniform")
-        assert plain == pytest.approx(expected(inner, lambda way, a: way), abs=1e-10)
-        assert at_rest(inner, [1, 1, 1, 1], "loss") == pytest.approx(plain, abs=1e-10)
-        nova = at_rest(inner, [1, 1, 1, 1], "fednova")
-        assert nova == pytest.approx(expected(inner, lambda way, a: way / a), abs=1e-10)
-        off.append(abs(nova - best))
-        assert abs(plain - best) > 0.3
-    ratios = [b / a for a, b in itertools.pairwise(off)]
-    assert ratios == pytest.approx([0.5] * 3, abs=0.05)
-
-
-@pytest.mark.parametrize("nesterov", [False, True])
-def test_fednova_knows_how_far_momentum_goes(nesterov, float64):
-    inner = optax.sgd(0.02, momentum=0.9, nesterov=nesterov)
-    found = at_rest(inner, [1, 1, 1, 1], "fednova", keep=False)
-    assert found == pytest.approx(expected(inner, lambda way, a: way / a), abs=1e-10)
-
-
 # --- What is told, and what is refused ---
 
 
 def test_the_loss_of_the_report_is_over_examples_whatever_the_weights(float64):
     fields = {"loss_fn": problems.weighted_softmax_loss, "optimizer": optax.sgd(1e-30)}
-    fields |= {"quota": scripted([5, 2, 1, 0]), "epochs": 1}
+    fields |= {"quota": problems.scripted([5, 2, 1, 0]), "epochs": 1}
     losses = [
         [line["loss"] for line in problems.train(64, rule=rule, **fields).history]
         for rule in (None, steps(1e-30, weights="uniform"), steps(1e-30, weights="fednova"))
@@ -231,7 +136,7 @@ def test_a_rounds_mean_steps_reach_the_optimizer(float64):
         return updates, state
 
     noting = optax.GradientTransformationExtraArgs(lambda params: (), update)
-    fields = {"quota": scripted([5, 2, 1, 0]), "epochs": 1, "local": "virtual"}
+    fields = {"quota": problems.scripted([5, 2, 1, 0]), "epochs": 1, "local": "virtual"}
     problems.train(64, rule=steps(0.1), optimizer=optax.chain(noting, optax.sgd(1.0)), **fields)
     told = {each for each in map(tuple, told) if each[1]}  # warming up has no examples
     assert told == {(8 / 3, 32 / 3)}
@@ -274,7 +179,7 @@ def test_forms_take_the_same_steps(float64):
     """In the array form workers whose quota is done leave the call. The last microbatch is half
     full."""
     counts = [7, 4, 2, 1]
-    fields = {"quota": scripted(counts), "budget": sum(counts), "epochs": 2}
+    fields = {"quota": problems.scripted(counts), "budget": sum(counts), "epochs": 2}
     found = {
         form: problems.train(
             110, rule=steps(0.1, weights="uniform"), optimizer=optax.sgd(1.0), local=form, **fields
@@ -391,7 +296,11 @@ def test_the_models_state_is_averaged_by_examples(form, float64):
         return (batch["x"] * params) ** 2, {"mean": mean}
 
     counts = [5, 2, 1, 0]
-    fields = {"model_state": {"mean": np.zeros(())}, "quota": scripted(counts), "local": form}
+    fields = {
+        "model_state": {"mean": np.zeros(())},
+        "quota": problems.scripted(counts),
+        "local": form,
+    }
     fields |= {"rule": steps(0.1, weights="uniform"), "loss_over": "microbatch"}
     data = {"x": np.ones(4 * sum(counts))}
     result = problems.fit(
@@ -406,7 +315,7 @@ def test_a_schedule_goes_by_the_examples_of_the_run(float64):
     schedule = hetjax.scale_by_progress(lambda progress: 0.125 / (1 + progress))
     found = one_each(hetjax.local_steps(schedule), optax.sgd(1.0))
     close(found.params, one_each(None, schedule).params)
-    fields = {"quota": scripted([5, 2, 1, 0]), "optimizer": optax.sgd(1.0), "epochs": 1}
+    fields = {"quota": problems.scripted([5, 2, 1, 0]), "optimizer": optax.sgd(1.0), "epochs": 1}
     with problems.run(64, rule=hetjax.local_steps(schedule), **fields) as run:
         changing = run.round(run.init())[0].train.params  # the first, where progress is 0
     with problems.run(64, rule=steps(0.125), **fields) as run:
