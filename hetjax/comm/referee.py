@@ -313,12 +313,7 @@ def _with_view(state: State) -> State:
     told, lying, costs = _of_sum(state)
     adders = [each for each in zip(costs, state.adding, strict=True) if each[1] in stay]
     view = MembershipView(
-        state.round_index,
-        state.adding,
-        told,
-        stay,
-        (*coming, *new),
-        (*state.gone, *left, *joined),
+        state.round_index, state.adding, told, stay, (*coming, *new), (*state.gone, *left, *joined)
     )
     return State(
         view,

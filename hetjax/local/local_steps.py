@@ -18,7 +18,6 @@ from hetjax.parts import options
 
 WEIGHTS = ("loss", "uniform", "fednova")
 _TRIED = (2.0, 8.0, 8.0)  # steps, examples and weight of the losses, with which weights are tried
-_TRIED_STEPS = 3  # in which an optimiser of `fednova` is asked whether it is linear
 
 
 class LocalSums(NamedTuple):
@@ -114,7 +113,8 @@ def local_steps(
 
     Raises:
         ValueError: an option is wrong; `inner` needs more than a gradient; or with "fednova" it is
-            not linear in the gradients, as those that normalise are not, such as Adam.
+            not linear in the gradients, as those that normalise are not, such as Adam, or it is
+            kept and goes further than a fresh one, as by momentum.
 
     Example:
         >>> import optax
@@ -131,7 +131,7 @@ def local_steps(
     optimizer = extra_arguments.with_extra_arguments(made_inner(inner))
     _check_takes_gradients(optimizer)
     if weights == "fednova":
-        _check_linear(optimizer)
+        _check_linear(optimizer, keep=keep)
     traits = rules.Traits(
         keeps_worker=keep,
         weighs_itself=weights != "loss",
@@ -290,13 +290,14 @@ def _check_takes_gradients(inner: extra_arguments.Asked) -> None:
         return
 
 
-def _check_linear(inner: extra_arguments.Asked) -> None:
-    """Refuses an optimiser of which gradients that are twice as large do not go twice as far."""
+def _check_linear(inner: extra_arguments.Asked, *, keep: bool) -> None:
+    """Refuses an optimiser of which gradients that are twice as large do not go twice as far; and
+    one that is kept, where it does not go as far as the fresh one by which workers are weighed."""
 
-    def far(grad: float) -> np.ndarray:
+    def far(grad: float, steps: int = 3) -> np.ndarray:
         at = jnp.zeros(())
         state, told = inner.init(at), {"value": jnp.ones(()), "progress": jnp.zeros(())}
-        for _ in range(_TRIED_STEPS):
+        for _ in range(steps):
             moved, state = inner.update(jnp.full_like(at, grad), state, at, **told)
             at = optax.apply_updates(at, moved)
         return np.asarray(at)
@@ -304,7 +305,8 @@ def _check_linear(inner: extra_arguments.Asked) -> None:
     why = "normalises, as Adam does"
     try:
         with jax.numpy_dtype_promotion("standard"):  # Optax needs it
-            is_linear = np.allclose(2 * far(1.0), far(2.0), rtol=1e-4, atol=0)
+            once, thrice, twice = far(1.0, 1), far(1.0), far(2.0)
+        is_linear = np.allclose(2 * thrice, twice, rtol=1e-4, atol=0)
     except Exception as error:
         is_linear, why = False, f"raised {error!r} for one number"
     if not is_linear:
@@ -312,4 +314,9 @@ def _check_linear(inner: extra_arguments.Asked) -> None:
             "local_steps: weights='fednova' needs an inner optimiser that goes twice as far by "
             "gradients that are twice as large, such as SGD with momentum. This one "
             f"{why}; take weights='loss'"
+        )
+    if keep and not np.allclose(3 * once, thrice, rtol=1e-4, atol=0):
+        raise ValueError(
+            "local_steps: weights='fednova' divides by how far a fresh inner optimiser goes, and "
+            "the momentum or schedule of this one goes on from round to round; give keep=False"
         )
