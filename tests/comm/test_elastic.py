@@ -115,7 +115,7 @@ def test_killed_workers_are_replaced_and_nothing_is_lost(apart):
 @pytest.mark.parametrize("keep", [True, False])
 def test_steps_of_killed_workers_are_taken_by_the_others(keep, apart):
     """Who comes begins with the leader's inner state, or all begin anew in each round."""
-    fields = {"steps": {"keep": keep, "weights": "fednova"}, "epochs": 30}
+    fields = {"steps": {"keep": keep, "weights": "uniform" if keep else "fednova"}, "epochs": 30}
     launched, workdir = apart("--max_restarts=2", **fields)
     for worker in (1, 0):
         after(5 + len(lines(workdir)), workdir)

@@ -151,6 +151,7 @@ def test_a_rounds_mean_steps_reach_the_optimizer(float64):
         ((3,), r"inner: got 3, must be an optax optimiser, or {'name'"),
         ((optax.sgd(0.1), "equal"), r"weights: got 'equal', must be one of loss, uniform, fednova"),
         ((optax.adam(0.1), "fednova"), "needs an inner optimiser that goes twice as far"),
+        ((optax.sgd(0.1, 0.9), "fednova"), "by how far a fresh inner optimiser goes.* keep=False"),
     ],
 )
 def test_what_is_wrong_gets_a_sentence(arguments, message):
