@@ -180,7 +180,7 @@ def steps_rows() -> Iterator[Row | str]:
     inner = {"name": "adamw", "learning_rate": 4e-4}
     rule = {"name": "local_steps", "arguments": {"inner": inner}}
     task = TASKS["mlp"]._replace(
-        microbatch_size=512, budget=16 * len(SHARES), more={"rule": rule, "optimizer": outer}
+        microbatch_size=384, budget=16 * len(SHARES), more={"rule": rule, "optimizer": outer}
     )
     rounds, skipped = {"adaptive": 18, "equal": 7}, {"adaptive": 9, "equal": 2}
     arms: dict[str, list[launched_runs.Arm]] = {policy: [] for policy in rounds}
