@@ -88,7 +88,7 @@ def write(tasks: Sequence[str]) -> pathlib.Path:
             if (result := found(run)) is not None:
                 curves[task, run.arm, run.seed] = result["curve"]
         lines += report.tables(task, curves, rates)
-        report.draw(task, curves, directory / f"{task}.png")
+        report.draw(task, curves, directory / f"{task}.svg")
     path = directory / "report.md"
     path.write_text("\n\n".join(lines) + "\n")
     return path

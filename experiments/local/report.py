@@ -87,7 +87,7 @@ def _of_links(task: str, arms: list[study.Arm], curves: Curves) -> Iterator[list
 
 
 def draw(task: str, curves: Curves, path: pathlib.Path) -> None:
-    """The loss against examples, and against seconds with the slowest link."""
+    """The loss against examples, and against seconds with the slowest link: means and ranges."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -96,15 +96,20 @@ def draw(task: str, curves: Curves, path: pathlib.Path) -> None:
     figure, panels = pyplot.subplots(1, 2, figsize=(9, 3.6), sharey=True, layout="constrained")
     name, rate = list(study.LINKS.items())[-1]
     for label, colour in zip(_PICTURED, _COLOURS, strict=True):
-        for seed in study.SEEDS:
-            if (curve := curves.get((task, label, seed))) is None:
-                continue
-            losses, workers = [p["loss"] for p in curve], study.ARMS[label].workers
-            told = {"color": colour, "label": None if seed else label, "linewidth": 1.2}
-            panels[0].plot([p["examples"] for p in curve], losses, **told)
-            panels[1].plot([secs(p, rate, workers) for p in curve], losses, **told)
+        of_seeds = [curves[task, label, s] for s in study.SEEDS if (task, label, s) in curves]
+        workers = study.ARMS[label].workers
+        for panel, of in (
+            (panels[0], lambda p: p["examples"]),
+            (panels[1], lambda p, workers=workers: secs(p, rate, workers)),
+        ):
+            if of_seeds:
+                at = np.linspace(0, min(of(curve[-1]) for curve in of_seeds), 200)
+                losses = [[loss_at(curve, of, x) for x in at] for curve in of_seeds]
+                panel.plot(at, np.mean(losses, 0), color=colour, label=label, linewidth=1.5)
+                ends = np.min(losses, 0), np.max(losses, 0)
+                panel.fill_between(at, *ends, color=colour, alpha=0.1, linewidth=0)
     panels[0].set(xlabel="examples", ylabel="loss of what is held out")
-    panels[1].set(xlabel=f"emulated seconds, links of {name}", xscale="log")
+    panels[1].set(xlabel=f"emulated seconds, links of {name}")
     panels[0].legend(fontsize=8, frameon=False)
-    figure.savefig(path, dpi=150)
+    figure.savefig(path, metadata={"Date": None})
     pyplot.close(figure)
