@@ -176,10 +176,9 @@ class ElasticSums(HostSums):
         return list(map(slice, ends[:-1], ends[1:]))
 
     def cost(self, messages: np.ndarray) -> float | None:
-        """Of the time of this process, where one adds for all; None: each adds a small sum."""
-        if self.num_bytes <= WHOLE_BYTES:
-            return None
-        return float(messages["host_secs"][0]) or np.inf  # 0: not known yet
+        """Of the time of this process, where one adds for all; None: each adds a small sum. While
+        it is not known it is infinite."""
+        return None if self.num_bytes <= WHOLE_BYTES else float(messages["host_secs"][0]) or np.inf
 
     def put(self) -> list[Any]:
         """Puts up what was posted, in pieces."""
@@ -254,10 +253,12 @@ class ElasticSums(HostSums):
     def gather(
         self, members: Sequence[Member], put: Sequence[list[Any]], over: tuple[int, int]
     ) -> tuple[Any, ...] | None:
-        """Takes the slices of the others; the arguments and what is returned are as of `add`."""
-        parts = self._parts
-        for member, pieces in zip(members, put, strict=True):
-            if member != self._roster.own:
+        """Takes the slices of the others, the next one's first, so that not all ask the same one at
+        once; the arguments and what is returned are as of `add`."""
+        parts, own = self._parts, self._roster.own
+        pairs = sorted(zip(members, put, strict=True), key=lambda pair: pair[0].rank <= own.rank)
+        for member, pieces in pairs:
+            if member != own:
                 for number, piece in zip(_slice(member, members, len(parts)), pieces, strict=True):
                     if (taken := self._roster.take([piece], over)) is None:
                         return None
