@@ -13,10 +13,11 @@ import pytest
 
 from hetjax import memory, types
 from hetjax import mesh as mesh_lib
-from hetjax.comm import backends, communicator, shared_sums, socket_allgather
+from hetjax.comm import backends, communicator, shared_sums, socket_allgather, views
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "posix_fallocate"), reason="needs Linux")
 ALONE = socket_allgather.SocketAllGather(0, {})  # of a process that has no others
+SIZE = 1 << 19  # numbers of a sum that is added in slices
 LIKE = {"w": jnp.zeros((3, 5)), "b": jnp.zeros(())}
 
 
@@ -184,3 +185,19 @@ def test_what_fits_leaves_no_file_open():
     sums = made(mesh_lib.make_worker_mesh(2))
     del sums
     assert set(os.listdir("/proc/self/fd")) <= files
+
+
+def test_slices_are_asked_for_from_the_next_member_on():
+    """Else all would wait for the link of the first."""
+    members, asked = [views.Member(rank, rank) for rank in range(4)], []
+
+    def take(pieces, over):
+        asked.extend(pieces)
+        return [np.full(SIZE // 8, 1.0, np.float32) for _ in pieces]
+
+    carrier = types_lib.SimpleNamespace(outlives=False)
+    roster = types_lib.SimpleNamespace(own=members[1], carrier=carrier, take=take)
+    sums = shared_sums.ElasticSums(roster, mesh_lib.make_worker_mesh(1), jnp.zeros(SIZE))
+    put = [[(rank, number) for number in range(2)] for rank in range(4)]
+    assert sums.gather(members, put, (0, 0)) == ("has",)
+    assert [rank for rank, _ in asked] == [2, 2, 3, 3, 0, 0]
