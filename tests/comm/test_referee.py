@@ -227,7 +227,7 @@ MUTANTS = {
     "a leader may sleep at the end": ("and state.ending:", "and False:", DIES),
     "a member that waits is late": ("    due -= state.ending\n", "", JOINS),
     "one asked to leave stays": (STAY, "holders", ASKED),
-    "a view knows where": ("        told,\n", "        tuple(zip(told, lying)),\n", DIES),
+    "a view knows where": (", told, stay, (*", ", tuple(zip(told, lying)), stay, (*", DIES),
     "a gift outlives its round": (NEXT, f"handed=state.handed, {NEXT}", JOINS),
     "a slice of an old attempt": (ADDED, ADDED.replace("attempt", "state.attempt"), SLICES),
     "a slice of an old round": (ADDED, ADDED.replace("round_", "state.round_"), SLICES_TWICE),
