@@ -109,11 +109,13 @@ def checkout_rows(name: str, before: pathlib.Path) -> Iterator[Row | str]:
     yield from _conditions(task)
 
 
-def _conditions(task: launched_runs.Task) -> Iterator[str]:
+def _conditions(
+    task: launched_runs.Task, skipped: Mapping[str, int] = arms_lib.SKIPPED
+) -> Iterator[str]:
     shares = " : ".join(f"{share:g}" for share in SHARES)
     yield f"{task.title} on CIFAR-10, {len(SHARES)} processes at shares {shares} of a core."
     yield f"{task.batch} examples a round, in microbatches of {task.microbatch_size}."
-    first = ", ".join(f"{count} of {arm}" for arm, count in arms_lib.SKIPPED.items())
+    first = ", ".join(f"{count} of {arm}" for arm, count in skipped.items())
     yield f"Medians of runs in turn. The first rounds are left out: {first}."
 
 
@@ -195,7 +197,7 @@ def steps_rows() -> Iterator[Row | str]:
         yield of_all._replace(target="≤ 3%" if policy == "adaptive" else "none")
     reached = _over(arms["adaptive"], arms["equal"])
     yield Row("adaptive over equal steps", "≥ 1.9 (bound 2)", reached, _REPEATS.value)
-    yield from _conditions(task)
+    yield from _conditions(task, skipped)
 
 
 def quotas_rows() -> Iterator[Row | str]:

@@ -151,12 +151,28 @@ def test_a_rounds_mean_steps_reach_the_optimizer(float64):
         ((3,), r"inner: got 3, must be an optax optimiser, or {'name'"),
         ((optax.sgd(0.1), "equal"), r"weights: got 'equal', must be one of loss, uniform, fednova"),
         ((optax.adam(0.1), "fednova"), "needs an inner optimiser that goes twice as far"),
-        ((optax.sgd(0.1, 0.9), "fednova"), "by how far a fresh inner optimiser goes.* keep=False"),
     ],
 )
 def test_what_is_wrong_gets_a_sentence(arguments, message):
     with pytest.raises(ValueError, match=message):
         hetjax.local_steps(*arguments)
+
+
+KEPT = {  # what a round leaves of them changes how far the next one goes
+    "momentum": optax.sgd(0.1, momentum=0.9),
+    "nesterov": optax.sgd(0.1, momentum=0.9, nesterov=True),
+    "slow schedule": optax.sgd(optax.cosine_decay_schedule(0.1, 10_000)),
+    "late schedule": optax.sgd(optax.piecewise_constant_schedule(0.1, {1000: 0.1})),
+    "trace": optax.chain(optax.trace(0.5), optax.scale(-0.1)),
+}
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_fednova_keeps_no_state(name):
+    with pytest.raises(ValueError, match=r"by how far a fresh inner optimiser goes.* keep=False"):
+        hetjax.local_steps(KEPT[name], "fednova")
+    hetjax.local_steps(KEPT[name], "fednova", keep=False)
+    hetjax.local_steps(optax.sgd(0.1), "fednova")
 
 
 def test_an_order_that_needs_signs_is_refused():

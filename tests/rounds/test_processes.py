@@ -44,6 +44,7 @@ OWN = {
     },
     "own_rule": {"rule": "local_sgd", "ordering": "tests.own_parts.order:rotated"},
 }
+LOCAL_STEPS = ("local_steps", "fednova", "fednova_private")
 PRODUCT = {"hessian_product": {"rule": "hessian_product", "loss_fn": "weighted_softmax_loss"}}
 CUT = ("own_rule", "local_steps", "d_grab_exact", "pair_balance", "private")
 WALL = {"num_workers": 4, "secs_per_microbatch": [0.02, 0.02, 0.02, 0.2]}
@@ -97,7 +98,7 @@ def train_gang(directory):
 SHARED = (  # what sums go through memory in another way
     *("all_reduce", "d_grab_exact", "private", "fused", "first", "d_psgd"),
     *("weighted_gossip", "stateful", "batch", "varying", "measured"),
-    *("local_steps", "fednova", "fednova_private"),
+    *LOCAL_STEPS,
 )
 
 
@@ -138,7 +139,7 @@ def test_two_processes_train_as_one_does(name, form, request, float64):
     for key in ("quotas", "microbatches_done", "examples_counted", "compute_secs", "bytes_sent"):
         assert [line[key] for line in history] == [line[key] for line in alone.history], key
     expected = process_cases.trained(alone)
-    exact = name in OWN or name in ("local_steps", "fednova", "fednova_private")
+    exact = name in (*OWN, *LOCAL_STEPS)
     np.testing.assert_allclose(params, expected, rtol=1e-12 if exact else 1e-10)
     assert summary["examples_missing"] == summary["examples_duplicated"] == 0
     assert summary["train_loss"] == pytest.approx(alone.summary["train_loss"], rel=1e-8)
