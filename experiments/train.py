@@ -6,6 +6,7 @@ DIR gets config.json, metrics.jsonl, summary.json and report.html. The same comm
 run was stopped; `--resume=overwrite` begins anew, whatever run DIR holds.
 """
 
+import math
 import pathlib
 import signal
 import sys
@@ -49,7 +50,8 @@ def train_and_evaluate(
     import hetjax
 
     join.join(place)
-    hetjax.use_cpu_workers(workers.own_workers(config.cluster.num_workers, config.local, place))
+    own = workers.own_workers(config.cluster.num_workers, config.local, place)
+    hetjax.use_cpu_workers(own * math.prod(size or 1 for size in config.slices.axes.values()))
 
     from experiments import tasks
     from hetjax.inputs import arguments

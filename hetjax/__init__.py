@@ -27,7 +27,8 @@ _NAMES = {
     "hetjax.local.rules": "LocalRule",
     "hetjax.losses.batch_loss": "batch_loss",
     "hetjax.losses.stateful": "StatefulLoss",
-    "hetjax.mesh": "make_worker_mesh use_cpu_workers",
+    "hetjax.cpu_workers": "use_cpu_workers",
+    "hetjax.mesh": "make_worker_mesh",
     "hetjax.records.evaluate": "evaluate",
     "hetjax.records.results": "FitResult SavedRun load",
     "hetjax.reported": "RoundReport",
@@ -42,7 +43,7 @@ _NAMES = {
 }
 _HOMES = {name: home for home, names in _NAMES.items() for name in names.split()}
 
-_ROOMS = ("bilevel", "gates", "ordering", "parts", "quota", "ray", "topology", "writers")
+_ROOMS = ("bilevel", "gates", "ordering", "parts", "quota", "ray", "slices", "topology", "writers")
 
 __all__ = sorted([*_HOMES, *_ROOMS])
 

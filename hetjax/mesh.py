@@ -1,15 +1,15 @@
 """Where the workers live: the worker axis, its mesh, and moving leaves onto and off it.
 
 Every array of the training state has a leading axis `num_workers`, sharded over `WORKER_AXIS`. A
-worker's row is its part along that axis. The mesh is made here and nowhere else.
+worker's row is its part along that axis. Where a worker has several devices, the mesh has further
+axes, and a row lies on the worker's own mesh, as its `Layout` says. Meshes are made here alone.
 """
 
-import ctypes
 import dataclasses
 import functools
-import os
-import sys
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -21,9 +21,11 @@ from jax.sharding import PartitionSpec as P
 from hetjax import types
 
 WORKER_AXIS = "worker"
+DATA_AXIS = "data"  # within a worker, over which a microbatch lies, if there is one
 
-_SPARE_COPIES = 8  # copies of the parameters that rounds may need beyond those of the warm-up
-_LEAST_SPARE_BYTES, _MOST_SPARE_BYTES = 1 << 25, 1 << 29
+Path = tuple[Any, ...]  # of keys, in a pytree
+Place = Any  # a device, or a sharding of a worker's slice
+"""Where `jax.device_put` puts what all devices of a worker are to have."""
 
 _MORE_DEVICES = (
     "Take no more workers than devices (cluster.num_workers). For a CPU device each, call "
@@ -32,127 +34,92 @@ _MORE_DEVICES = (
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class Placement:
-    """Where the workers of a run are."""
-
-    mesh: Mesh | None  # None: what they share lies on the first device
-    devices: list[jax.Device]  # of each worker
-    own: list[int]  # the workers of this process
-    leading: Callable[[], bool] | None = None  # where that changes: whether this process leads now
-
-    @property
-    def leads(self) -> bool:
-        """Whether this process evaluates, writes and reports."""
-        return self.own[0] == 0 if self.leading is None else self.leading()
-
-    @property
-    def may_lead(self) -> bool:
-        """Whether it leads, or may later."""
-        return self.leads or self.leading is not None
-
-    @property
-    def num_rows(self) -> int:
-        """Of the arrays of the training state: a row a worker, in a run apart one's own alone."""
-        return len(self.devices) if self.mesh is None else self.mesh.size
-
-    def rows(self, tree: types.PyTree) -> list[types.PyTree]:
-        """The rows `[1, ...]` of this process's workers, each on its worker's device."""
-        if self.mesh is not None:
-            return worker_rows(tree)
-        rows = _sliced(tree, len(self.devices))
-        return [jax.device_put(row, device) for row, device in zip(rows, self.devices, strict=True)]
-
-    @property
-    def own_device(self) -> jax.Device:
-        """Of this process's first worker."""
-        return self.devices[self.own[0]]
-
-
-def use_cpu_workers(num_workers: int) -> None:
-    """Makes XLA's CPU backend show `num_workers` devices.
-
-    Call it before anything uses a JAX device. It is harmless if an accelerator is the default
-    backend: it sets the number of CPU devices alone. From then on the process keeps the memory that
-    a program frees (glibc). Else each round of a large model would ask for its pages anew: with
-    balanced orders a step of 5 million parameters took 59 ms, and takes 44.
-
-    Args:
-        num_workers: n, at least 1.
-
-    Raises:
-        ValueError: JAX has already started with fewer CPU devices.
-    """
-    _keep_freed_memory()
-    try:
-        if jax.config.jax_num_cpu_devices < num_workers:  # type: ignore[attr-defined]
-            jax.config.update("jax_num_cpu_devices", num_workers)
-    except RuntimeError:
-        if len(jax.devices("cpu")) < num_workers:
-            raise ValueError(
-                f"use_cpu_workers({num_workers}): JAX already runs with {len(jax.devices('cpu'))} "
-                "CPU device(s); call it first (notebook: restart), or take local='virtual'"
-            ) from None
-
-
-def _keep_freed_memory() -> None:
-    """Tells glibc's malloc to give no large block back to the system.
-
-    Does nothing without glibc, or if the environment tells malloc what to do.
-    """
-    tunables = os.environ.get("GLIBC_TUNABLES", "")
-    if not sys.platform.startswith("linux") or "glibc.malloc" in tunables:
-        return
-    if (mallopt := getattr(ctypes.CDLL(None), "mallopt", None)) is not None:
-        trim_threshold, mmap_threshold = -1, -3
-        mallopt(trim_threshold, 2**31 - 1)
-        mallopt(mmap_threshold, 2**30) or mallopt(mmap_threshold, 2**25)  # the most before 2.35
-
-
-def touch_memory(copy_bytes: int) -> None:
-    """Allocates a large block and frees it at once.
-
-    The launcher has told malloc to keep freed memory, so the first rounds find it ready.
-
-    Args:
-        copy_bytes: of the parameters of this process's workers.
-    """
-    np.ones(min(max(_SPARE_COPIES * copy_bytes, _LEAST_SPARE_BYTES), _MOST_SPARE_BYTES), np.uint8)
-
-
-def make_worker_mesh(num_workers: int, devices: Sequence[jax.Device] | None = None) -> Mesh:
-    """One device a worker, in rank order, on the mesh axis `WORKER_AXIS`.
+def make_worker_mesh(
+    num_workers: int,
+    devices: Sequence[jax.Device] | None = None,
+    *,
+    slices: Mapping[str, int] = MappingProxyType({}),
+) -> Mesh:
+    """One device a worker, in rank order, on the mesh axis `WORKER_AXIS`; or a slice of several.
 
     Args:
         num_workers: n, at least 1.
         devices: to take them from; by default all of the default backend.
+        slices: the axes within a worker, and their sizes.
 
     Returns:
-        A mesh with one axis, `WORKER_AXIS`, of n devices.
+        A mesh with the axis `WORKER_AXIS` of n workers, and those of `slices`.
 
     Raises:
-        ValueError: there are fewer devices than workers.
+        ValueError: there are fewer devices than workers, or a slice is of several processes.
     """
     if devices is None:  # the workers of a process follow each other
         devices = sorted(jax.devices(), key=lambda device: device.process_index)
     if num_workers < 1:
         raise ValueError(f"num_workers = {num_workers}: at least one worker is needed")
-    if num_workers > len(devices):
+    if WORKER_AXIS in slices or min(slices.values(), default=1) < 1:
+        raise ValueError(f"slices: got {dict(slices)}; axes have other names, of sizes from 1 on")
+    of_each = math.prod(slices.values())
+    count, told = num_workers * of_each, f" of {of_each} devices each" if slices else ""
+    of_slices = f"Take smaller slices, or fewer; on CPUs call hetjax.use_cpu_workers({count}) first"
+    hint = of_slices if slices else _MORE_DEVICES.format(n=count)
+    if count > len(devices):
         raise ValueError(
-            f"num_workers = {num_workers}, but JAX has {len(devices)} "
-            f"{devices[0].platform} device(s). {_MORE_DEVICES.format(n=num_workers)}"
+            f"num_workers = {num_workers}{told}, but JAX has {len(devices)} "
+            f"{devices[0].platform} device(s). {hint}"
         )
-    if jax.process_count() > 1 and num_workers != len(devices):
+    if jax.process_count() > 1 and count != len(devices):
         raise ValueError(
-            f"num_workers = {num_workers}, but the {jax.process_count()} processes of this run "
-            f"have {len(devices)} devices together; set cluster.num_workers={len(devices)}"
+            f"num_workers = {num_workers}{told}, but the {jax.process_count()} processes of this "
+            f"run have {len(devices)} devices together; set cluster.num_workers="
+            f"{len(devices) // of_each}"
         )
-    return mesh_of(devices[:num_workers])
+    mesh = mesh_of(devices[:count], slices)
+    for worker, own in enumerate(mesh.devices.reshape(num_workers, -1)):
+        if len({device.process_index for device in own}) > 1:
+            raise ValueError(
+                f"slices: {dict(slices)} has worker {worker} on devices of several processes; "
+                "each process has to have whole slices"
+            )
+    return mesh
 
 
-def mesh_of(devices: Sequence[jax.Device]) -> Mesh:
-    """These devices, in this order, on the mesh axis `WORKER_AXIS`."""
-    return Mesh(np.asarray(devices), (WORKER_AXIS,), axis_types=(AxisType.Auto,))
+def mesh_of(
+    devices: Sequence[jax.Device], slices: Mapping[str, int] = MappingProxyType({})
+) -> Mesh:
+    """These devices, in this order, on the mesh axis `WORKER_AXIS` and on those within a worker."""
+    axes = (WORKER_AXIS, *slices)
+    grid = np.asarray(devices).reshape(-1, *slices.values())
+    return Mesh(grid, axes, axis_types=(AxisType.Auto,) * len(axes))
+
+
+@functools.cache
+def worker_meshes(mesh: Mesh) -> list[Mesh]:
+    """Of each worker its own, with the same axes."""
+    grids = (mesh.devices[w : w + 1] for w in range(mesh.shape[WORKER_AXIS]))
+    return [Mesh(grid, mesh.axis_names, axis_types=mesh.axis_types) for grid in grids]
+
+
+def worker_devices(mesh: Mesh) -> list[jax.Device]:
+    """The first of each worker."""
+    return mesh.devices.reshape(mesh.shape[WORKER_AXIS], -1)[:, 0].tolist()
+
+
+def spread(place: Place, shape: tuple[int, ...]) -> Place:
+    """Where a microbatch of ids of this shape is put: over `DATA_AXIS` where that divides it."""
+    ways = place.mesh.shape.get(DATA_AXIS, 0) if isinstance(place, NamedSharding) else 0
+    is_cut = ways and len(shape) == 1 and shape[0] % ways == 0
+    return NamedSharding(place.mesh, P(DATA_AXIS)) if is_cut else place
+
+
+def is_here(place: Place) -> bool:
+    """Whether it is of this process."""
+    return devices_at(place)[0].process_index == jax.process_index()
+
+
+def devices_at(place: Place) -> list[jax.Device]:
+    """All of a worker."""
+    return place.mesh.devices.reshape(-1).tolist() if isinstance(place, NamedSharding) else [place]
 
 
 def devices_of(platforms: Sequence[str], num_workers: int) -> list[jax.Device]:
@@ -200,6 +167,42 @@ def _devices_on(platform: str) -> list[jax.Device]:
         ) from error
 
 
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """Where the arrays of each worker lie on its slice.
+
+    Args:
+        mesh: of all workers, with the axes within one.
+        specs: of the arrays that were given, by shape and path.
+    """
+
+    mesh: Mesh
+    specs: Mapping[tuple[int, ...], Mapping[Path, P]]
+
+    def __hash__(self) -> int:
+        return hash(self.mesh)
+
+    def _of(self, tree: types.PyTree, mesh: Mesh, row: tuple[Any, ...]) -> types.PyTree:
+        def place(path: tuple[Any, ...], leaf: Any) -> NamedSharding:
+            of_shape = self.specs.get(np.shape(leaf)[len(row) :], {})
+            return NamedSharding(mesh, P(*row, *(ending(of_shape, path) or ())))
+
+        return jax.tree.map_with_path(place, tree)
+
+    def of_rows(self, tree: types.PyTree, mesh: Mesh | None = None) -> types.PyTree:
+        """Shardings of leaves `[n, ...]`, a row a worker of this mesh; None: of all."""
+        return self._of(tree, mesh or self.mesh, (WORKER_AXIS,))
+
+    def of_one(self, tree: types.PyTree, mesh: Mesh) -> types.PyTree:
+        """Shardings of leaves without worker axis, the same on each worker of this mesh."""
+        return self._of(tree, mesh, ())
+
+
+def ending(specs: Mapping[Path, P], path: Path) -> P | None:
+    """Of the longest of these paths with which this one ends."""
+    return next((specs[path[k:]] for k in range(len(path) + 1) if path[k:] in specs), None)
+
+
 @functools.cache
 def worker_sharding(mesh: Mesh | None) -> jax.sharding.Sharding:
     """Leading axis over the workers; without a mesh all rows on the first device."""
@@ -236,27 +239,60 @@ def add_worker_axis(tree: types.PyTree, num_workers: int) -> types.PyTree:
 def own_workers(mesh: Mesh) -> list[int]:
     """The workers of this process, in order: all of them if there is one process."""
     own = jax.process_index()
-    return [w for w, device in enumerate(mesh.devices) if device.process_index == own]
+    return [w for w, device in enumerate(worker_devices(mesh)) if device.process_index == own]
 
 
-def place(tree: types.PyTree, mesh: Mesh | None) -> types.PyTree:
+def place(tree: types.PyTree, mesh: Mesh | None, layout: Layout | None = None) -> types.PyTree:
     """Puts leaves `[num_workers, ...]` on the mesh, a row a worker; each process puts its own.
 
     Without a mesh all rows go to the first device, and stay there. Else JAX would compile a
     program twice: for arrays that may be moved, and for those made of examples, which may not.
+    Without a layout each device of a worker has the whole row.
     """
-    if mesh is None or len(own_workers(mesh)) == mesh.size:
-        return jax.device_put(tree, worker_sharding(mesh))
-    rows = [
-        jax.device_put(jax.tree.map(lambda leaf, w=w: leaf[w : w + 1], tree), mesh.devices[w])
-        for w in own_workers(mesh)
-    ]
+    if mesh is None or len(own_workers(mesh)) == mesh.shape[WORKER_AXIS]:
+        return jax.device_put(tree, layout.of_rows(tree) if layout else worker_sharding(mesh))
+    rows = []
+    for worker in own_workers(mesh):
+        row = jax.tree.map(lambda leaf, w=worker: leaf[w : w + 1], tree)
+        laid = layout.of_rows(row, worker_meshes(mesh)[worker]) if layout else None
+        rows.append(jax.device_put(row, laid or row_place(mesh, worker)))
     return join_rows(rows, mesh)
 
 
-def place_once(tree: types.PyTree, mesh: Mesh | None) -> types.PyTree:
+def auto(tree: types.PyTree) -> types.PyTree:
+    """Arrays as they lie, on meshes whose axes are `Auto`, or as they are where a mesh is set: by
+    `Explicit` axes a trace would go."""
+    is_set = bool(jax.sharding.get_abstract_mesh().axis_names)
+
+    def of_leaf(leaf: Any) -> Any:
+        if is_set or not isinstance(sharding := getattr(leaf, "sharding", None), NamedSharding):
+            return leaf
+        mesh = Mesh(sharding.mesh.devices, sharding.mesh.axis_names)  # type: ignore[attr-defined]
+        return jax.device_put(leaf, NamedSharding(mesh, sharding.spec))
+
+    return jax.tree.map(of_leaf, tree)
+
+
+def put(tree: types.PyTree, place: Place, layout: Layout | None = None) -> types.PyTree:
+    """Leaves without worker axis, on a worker; without a layout each of its devices has them."""
+    if layout is not None and isinstance(place, NamedSharding):
+        return jax.device_put(tree, layout.of_one(tree, place.mesh))  # type: ignore[arg-type]
+    return jax.device_put(tree, place)
+
+
+def row_place(mesh: Mesh, worker: int) -> Place:
+    """Where a row `[1, ...]` goes that all devices of its worker are to have."""
+    is_sliced = len(mesh.axis_names) > 1
+    return worker_sharding(worker_meshes(mesh)[worker]) if is_sliced else mesh.devices[worker]
+
+
+def place_once(tree: types.PyTree, mesh: Mesh | None, layout: Layout | None = None) -> types.PyTree:
     """Puts arrays that nothing changes on each of this process's devices; on CPUs, which have one
-    memory, once. Without a mesh on the first device."""
+    memory, once. Without a mesh on the first device, with a layout as that says."""
+    if layout is not None:
+        host, laid = jax.device_get(tree), layout.of_one(tree, layout.mesh)
+        make = jax.make_array_from_callback
+        return jax.tree.map(lambda x, at: make(x.shape, at, x.__getitem__), host, laid)
     devices = jax.devices()[:1] if mesh is None else mesh.local_devices
 
     def on_all(leaf: Any) -> jax.Array:
@@ -271,26 +307,45 @@ def place_once(tree: types.PyTree, mesh: Mesh | None) -> types.PyTree:
     return jax.tree.map(on_all, tree)
 
 
-def copies(tree: types.PyTree, devices: Sequence[jax.Device]) -> list[types.PyTree]:
-    """What `place_once` put on each device, where it lies; else a copy there."""
+def copies(tree: types.PyTree, places: Sequence[Place]) -> list[types.PyTree]:
+    """What `place_once` put on each worker, where it lies; else a copy there."""
 
-    def on(device: jax.Device, leaf: jax.Array) -> jax.Array:
+    def on(place: Place, leaf: Any) -> jax.Array:
         there = {shard.device: shard.data for shard in leaf.addressable_shards}
-        return there[device] if device in there else jax.device_put(leaf, device)
+        if isinstance(place, NamedSharding):
+            parts = [there[device] for device in devices_at(place)]
+            at = NamedSharding(place.mesh, leaf.sharding.spec)
+            return jax.make_array_from_single_device_arrays(leaf.shape, at, parts)
+        return there[place] if place in there else jax.device_put(leaf, place)
 
-    return [jax.tree.map(functools.partial(on, device), tree) for device in devices]
+    return [jax.tree.map(functools.partial(on, place), tree) for place in places]
 
 
 def worker_rows(tree: types.PyTree) -> list[types.PyTree]:
     """The rows `[1, ...]` of this process's workers, where they lie: no copy, no computation."""
-    count = len(jax.tree.leaves(tree)[0].sharding.addressable_devices)
-    return [jax.tree.map(lambda leaf, i=i: leaf.addressable_data(i), tree) for i in range(count)]
+    sharding = jax.tree.leaves(tree)[0].sharding
+    count = len(sharding.addressable_devices)
+    if not _is_sliced(sharding):
+        return [jax.tree.map(lambda x, i=i: x.addressable_data(i), tree) for i in range(count)]
+    if sharding.mesh.shape[WORKER_AXIS] == 1:
+        return [tree]
+    meshes = [worker_meshes(sharding.mesh)[worker] for worker in own_workers(sharding.mesh)]
+    size = count // len(meshes)
+
+    def row(own: Mesh, first: int, leaf: Any) -> jax.Array:
+        parts = [leaf.addressable_data(k) for k in range(first, first + size)]
+        at = _sharding(own, leaf.sharding.spec)
+        return jax.make_array_from_single_device_arrays((1, *leaf.shape[1:]), at, parts)
+
+    pairs = zip(meshes, range(0, count, size), strict=True)
+    return [jax.tree.map(functools.partial(row, *pair), tree) for pair in pairs]
 
 
-@functools.partial(jax.jit, static_argnums=1)
-def _sliced(tree: types.PyTree, num_workers: int) -> list[types.PyTree]:
-    """The rows `[1, ...]` of workers that share a device: copies."""
-    return [jax.tree.map(lambda leaf, w=w: leaf[w : w + 1], tree) for w in range(num_workers)]
+_sharding = functools.cache(NamedSharding)
+
+
+def _is_sliced(sharding: Any) -> bool:
+    return isinstance(sharding, NamedSharding) and len(sharding.mesh.axis_names) > 1
 
 
 def join_rows(rows: Sequence[types.PyTree], mesh: Mesh | None) -> types.PyTree:
@@ -300,18 +355,24 @@ def join_rows(rows: Sequence[types.PyTree], mesh: Mesh | None) -> types.PyTree:
     """
     if mesh is None:
         return jax.tree.map(lambda *parts: jnp.concatenate(parts), *rows)
-    sharding = worker_sharding(mesh)
+    num_rows = mesh.shape[WORKER_AXIS]
+    if num_rows == 1 and len(mesh.axis_names) > 1:
+        return rows[0]
 
-    def joined(*parts: jax.Array) -> jax.Array:
-        shape = mesh.size, *parts[0].shape[1:]
-        return jax.make_array_from_single_device_arrays(shape, sharding, list(parts))
+    def joined(*parts: Any) -> jax.Array:
+        sharding, pieces = worker_sharding(mesh), list(parts)
+        if _is_sliced(parts[0].sharding):
+            sharding = _sharding(mesh, parts[0].sharding.spec)
+            pieces = [shard.data for part in parts for shard in part.addressable_shards]
+        shape = num_rows, *parts[0].shape[1:]
+        return jax.make_array_from_single_device_arrays(shape, sharding, pieces)
 
     return jax.tree.map(joined, *rows)
 
 
 def own_row(tree: types.PyTree) -> types.PyTree:
     """The row of this process's first worker, leaves without worker axis, where they lie."""
-    return _first_row(jax.tree.map(lambda leaf: leaf.addressable_data(0), tree))
+    return _first_row(worker_rows(tree)[0]) if jax.tree.leaves(tree) else tree
 
 
 _first_row = jax.jit(functools.partial(jax.tree.map, lambda leaf: leaf[0]))

@@ -91,7 +91,7 @@ def find(
         )
     finder = None
     if process_id is None or num_processes is None:
-        if (found := _from_environment(environment, coordinator)) is None:
+        if (found := _of_variables(environment, coordinator)) is None:
             return None
         process_id, num_processes, coordinator, finder = found
     elif coordinator is None and num_processes > 1:
@@ -106,9 +106,7 @@ def find(
     return info if num_processes > 1 else None
 
 
-def _from_environment(
-    environment: Mapping[str, str], coordinator: str | None
-) -> ProcessInfo | None:
+def _of_variables(environment: Mapping[str, str], coordinator: str | None) -> ProcessInfo | None:
     """Who this process is, as the first engine says."""
     own, size = _numbers(environment, "HETJAX_PROCESS_ID", "HETJAX_NUM_PROCESSES")
     if own is not None and size is not None:

@@ -22,13 +22,13 @@ SOURCES = sorted((ROOT / "hetjax").rglob("*.py"))
 # Imports point to a lower number, or stay within the part.
 ORDER = (
     "executor extras memory messages paths process_info starting types parts whole wires",
-    "checkpoints compiled digests mesh reported schedules trees writers",
+    "checkpoints compiled cpu_workers digests mesh reported schedules trees writers",
     "extra_arguments report",  # whose cards graphs, schedules and results show in a notebook
     "gates ordering quota topology",  # the four kinds of parts know none of each other
-    "cluster liveness losses",  # of which the first plays policies on the virtual clock
+    "cluster liveness losses placement",  # of which the first plays policies on the virtual clock
     "comm",
     "config launcher",
-    "launch simulate adapters data",
+    "launch simulate adapters data slices",
     *("local", "inputs", "rounds", "records", "training", "bilevel ray"),
     "zoo",  # no part of the core
 )

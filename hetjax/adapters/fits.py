@@ -42,6 +42,7 @@ def loss_of(
     *,
     streams: Sequence[str],
     rngs_of: Callable[[jax.Array], Any] | None = None,
+    specs: Any = (),
 ) -> Any:
     """The loss of a model: `(params, batch, rng) -> losses`, or of one with state a `StatefulLoss`.
 
@@ -54,6 +55,7 @@ def loss_of(
         `named.NAMES`.
       streams: names of the model's random streams.
       rngs_of: from a key to what the function gets as `rngs`; None: a key a stream.
+      specs: of the model's variables, as `slices.layout` takes them.
 
     Raises:
       ValueError: it takes a mask by place, and the model keeps no state.
@@ -99,6 +101,7 @@ def loss_of(
 
     made: Any = (with_mask if by_place else losses_of) if keeps_state else loss_fn
     made = carrying(made, function, frozen)
+    made.specs = dict(jax.tree.leaves_with_path(specs))
     return stateful.StatefulLoss(made, state) if keeps_state else made
 
 

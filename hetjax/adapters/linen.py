@@ -9,6 +9,7 @@ import jax
 from flax import linen, traverse_util
 from flax.core import meta
 
+from hetjax import mesh
 from hetjax.adapters import fits
 from hetjax.losses import forwarding, named
 
@@ -54,7 +55,7 @@ def linen_loss(
         collections, or if `params` are of another model.
     """
     fits.check_model("linen_loss", module, linen.Module)
-    caller = _Caller("linen_loss", module, variables, wrt, mutable)
+    caller = _Caller("linen_loss", module, mesh.auto(variables), wrt, mutable)
     if "_overwrite_with_gradient" in variables:
         raise ValueError("linen_loss: gradients overwrite Fp8 scales; give dtype=jnp.bfloat16")
 
@@ -63,8 +64,9 @@ def linen_loss(
         return asked(model), model.state
 
     of_model = caller.state, caller.frozen
-    made = fits.loss_of("linen_loss", call, *of_model, per_example_loss, streams=streams)
-    return made, caller.params
+    specs = linen.get_partition_spec(variables)
+    more: dict[str, Any] = {"streams": streams, "specs": {**specs, **specs["params"]}}
+    return fits.loss_of("linen_loss", call, *of_model, per_example_loss, **more), caller.params
 
 
 def linen_metrics(
@@ -204,9 +206,7 @@ class _Caller:
             returned = returned, {name: after[name] for name in wanted if name in after}
         return returned, state
 
-    def _check_constant(
-        self, variables: dict[str, Any], args: tuple, kwargs: dict[str, Any]
-    ) -> None:
+    def _check_constant(self, variables: dict[str, Any], args: tuple, kwargs: dict) -> None:
         """Refuses a call that would change collections, which workers would not bring back.
 
         Raises:

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import optax
 from flax import errors, nnx
 
+from hetjax import mesh
 from hetjax.adapters import fits
 from hetjax.losses import forwarding, named
 
@@ -59,7 +60,8 @@ def nnx_loss(
 
         return maker.call(params, seeded, state)
 
-    more: dict[str, Any] = {"streams": streams, "rngs_of": nnx.Rngs}
+    specs = nnx.to_pure_dict(nnx.get_partition_spec(nnx.state(model, nnx.Not(nnx.RngState))))
+    more: dict[str, Any] = {"streams": streams, "rngs_of": nnx.Rngs, "specs": specs}
     of_model = maker.state, maker.frozen
     return fits.loss_of("nnx_loss", call, *of_model, per_example_loss, **more), maker.params
 
@@ -139,7 +141,7 @@ class _Maker:
     def __init__(self, caller: str, model: nnx.Module, wrt: Any, state: Any) -> None:
         self._caller = caller
         is_frozen = nnx.All(nnx.Not(nnx.RngState), _is_array)
-        parts: Any = nnx.split(model, wrt, state, is_frozen, ...)
+        parts: Any = mesh.auto(nnx.split(model, wrt, state, is_frozen, ...))
         self._graph, self._trained, self._state, self._frozen, self._rest = parts
         self.frozen = named.OfModel(nnx.to_pure_dict(self._frozen), object())
         self.params = nnx.to_pure_dict(self._trained)
@@ -172,9 +174,7 @@ class _Maker:
             nnx.replace_by_pure_dict(of_name, jax.tree.map(jnp.asarray, plain))
         return nnx.merge(self._graph, *variables)
 
-    def call(
-        self, params: Any, function: Callable[[Any], Any], model_state: Any
-    ) -> tuple[Any, Any]:
+    def call(self, params: Any, function: Callable, model_state: Any) -> tuple[Any, Any]:
         """`(function(model), the model's state afterwards)`.
 
         Raises:

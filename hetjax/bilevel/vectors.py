@@ -37,9 +37,7 @@ def norm(tree: PyTree) -> jax.Array:
 
 def add(a: PyTree, b: PyTree, scale: Any = 1.0) -> PyTree:
     """`a + scale b`, in the types of `a`."""
-    return jax.tree.map(
-        lambda x, y: x + jnp.asarray(scale).astype(x.dtype) * y.astype(x.dtype), a, b
-    )
+    return jax.tree.map(lambda x, y: x + jnp.asarray(scale, x.dtype) * y.astype(x.dtype), a, b)
 
 
 def stack_of(tree: PyTree, count: int) -> PyTree:

@@ -183,9 +183,7 @@ def newest(directory: str | pathlib.Path, *, mend: bool = True) -> Saved | None:
     with messages.as_mistake(f"the checkpoints in {str(directory)!r} cannot be read: ", OSError):
         found = generations.readable(directory)
         for step in set(files.steps(directory)) - set(found):
-            logger.warning(
-                f"checkpoint {step} is not read: a later start of the run began before it"
-            )
+            logger.warning(f"checkpoint {step} is not read: a later start began before it")
         for step in reversed(found):
             path = directory / f"{step:08d}"
             try:

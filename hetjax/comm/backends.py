@@ -33,7 +33,7 @@ class Collectives(communicator_lib.Communicator):
         self._mesh = mesh
         gather = jax.jit(lambda rows: rows, out_shardings=mesh_lib.everywhere(mesh))
         self._gather = executor.compiled(gather)
-        self.process_of = np.array([device.process_index for device in mesh.devices])
+        self.process_of = np.array([d.process_index for d in mesh_lib.worker_devices(mesh)])
         self._come_together()
 
     def _come_together(self) -> None:
@@ -42,7 +42,7 @@ class Collectives(communicator_lib.Communicator):
         It gives up (JAX 0.10.2) where a process is 30 s later than another, as it may be that
         compiles. So they wait for each other first.
         """
-        if self._mesh.devices[0].platform != "cpu":
+        if self._mesh.devices.flat[0].platform != "cpu":
             return
         board, processes = store_lib.KeyValueStore("connections"), range(jax.process_count())
         board.gather(jax.process_index(), True, processes, what="come to the first collective")
@@ -58,7 +58,7 @@ class Collectives(communicator_lib.Communicator):
     def allgather(self, messages: np.ndarray) -> np.ndarray:
         rows = messages.view(np.int8).reshape(len(messages), -1)
         pairs = zip(rows, mesh_lib.own_workers(self._mesh), strict=True)
-        parts = [jax.device_put(row[None], self._mesh.devices[worker]) for row, worker in pairs]
+        parts = [jax.device_put(row[None], mesh_lib.row_place(self._mesh, w)) for row, w in pairs]
         with blocking_waits.Wait("end the round"):
             gathered = np.asarray(self._gather(mesh_lib.join_rows(parts, self._mesh)))
         return np.ascontiguousarray(gathered).view(messages.dtype)[:, 0]
@@ -98,14 +98,17 @@ class Machines(Collectives):
             return super().allgather(messages)
         return np.frombuffer(b"".join(self._sockets(messages.tobytes())), messages.dtype)
 
-    def sums(self, like: types.PyTree, wire: str = wires.FLOAT32) -> communicator_lib.Sums:
-        on_host = self._mesh.devices[0].platform == "cpu" or not self.has_collectives
+    def sums(
+        self, like: types.PyTree, wire: str = wires.FLOAT32, layout: mesh_lib.Layout | None = None
+    ) -> communicator_lib.Sums:
+        on_host = self._mesh.devices.flat[0].platform == "cpu" or not self.has_collectives
         if not (self._shares and self._sockets and on_host):
             return communicator_lib.Sums()
         file = shared_sums.file_of_machine(self._mesh, like, self._sockets)
         if self._all_machines_have(file is not None) and file is not None:
             across = across_machines(self._mesh, self._firsts) if self.across else None
-            return shared_sums.SharedSums(file, self._mesh, like, self._sockets, across)
+            sockets = self._sockets
+            return shared_sums.SharedSums(file, self._mesh, like, layout, sockets, across)
         if file is not None:
             os.close(file)
         return communicator_lib.Sums()
@@ -123,7 +126,7 @@ def across_machines(mesh: Mesh, processes: Sequence[int]) -> Callable[[np.ndarra
         mesh: the worker mesh.
         processes: one of each machine; they alone call it.
     """
-    of_process = {device.process_index: device for device in mesh.devices[::-1]}
+    of_process = {device.process_index: device for device in mesh.devices.flat[::-1]}
     of_machines = mesh_lib.mesh_of([of_process[process] for process in processes])
     rows = P(mesh_lib.WORKER_AXIS)
     add = functools.partial(jax.lax.psum, axis_name=mesh_lib.WORKER_AXIS)
@@ -142,7 +145,7 @@ def across_machines(mesh: Mesh, processes: Sequence[int]) -> Callable[[np.ndarra
 
 def share_gpus(mesh: Mesh, sockets: socket_allgather.SocketAllGather) -> bool:
     """Whether processes of this machine share a GPU; the same answer in all of them."""
-    devices = [mesh.devices[worker] for worker in mesh_lib.own_workers(mesh)]
+    devices = mesh.local_devices
     if devices[0].platform != "gpu":
         return False
     own = gpus.used([device.local_hardware_id for device in devices])
@@ -158,10 +161,10 @@ def make(mesh: Mesh | None, num_workers: int) -> communicator_lib.Communicator:
     """
     if mesh is not None and (membership := runtime.current().membership) is not None:
         return elastic.Elastic(membership, mesh)
-    if mesh is None or len(mesh_lib.own_workers(mesh)) == mesh.size:
+    if mesh is None or len(mesh_lib.own_workers(mesh)) == num_workers:
         return communicator_lib.Communicator(num_workers)
     machines, processes, own = join.machines(), join.own_machine(), jax.process_index()
-    on_cpu = mesh.devices[0].platform == "cpu"
+    on_cpu = mesh.devices.flat[0].platform == "cpu"
     if not processes or (len(machines) > 1 and (max(map(len, machines)) == 1 or not on_cpu)):
         return Collectives(mesh)
     sockets = socket_allgather.connect(own, processes, store_lib.KeyValueStore("sockets"))

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from hetjax import mesh as mesh_lib
 from hetjax import types, wires
 
 
@@ -81,7 +82,7 @@ class Communicator:
     """Of the round that has begun: the same in all processes that are in it, and in no other."""
 
     keeps_memory = False
-    """Whether malloc keeps freed memory: `mesh.use_cpu_workers` or the launcher has told it."""
+    """Whether malloc keeps freed memory: `use_cpu_workers` or the launcher has told it."""
 
     def __init__(self, num_workers: int) -> None:
         self.process_of = np.zeros(num_workers, int)
@@ -120,12 +121,15 @@ class Communicator:
         """
         return messages
 
-    def sums(self, like: types.PyTree, wire: str = wires.FLOAT32) -> Sums:
+    def sums(
+        self, like: types.PyTree, wire: str = wires.FLOAT32, layout: mesh_lib.Layout | None = None
+    ) -> Sums:
         """How the contributions of a round are added up; the same answer in all processes.
 
         Args:
             like: a pytree of the shapes and types of what a worker contributes.
             wire: of `wires.WIRES`; other than float32 where workers come and go alone.
+            layout: of the arrays on each worker's slice, if it has one.
         """
         return Sums()
 

@@ -24,6 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from hetjax import mesh as mesh_lib
 from hetjax import types, wires
 from hetjax.comm import communicator as communicator_lib
 from hetjax.comm import membership as membership_lib
@@ -63,6 +64,8 @@ class Elastic(communicator_lib.Communicator):
         self._point: types.PyTree = None
         self._sums: list[shared_sums.ElasticSums] = []  # of each kind of rounds
         self._handed: Any = None  # the state that lies there for newcomers
+        # Of those whose states have to be the same to the bit.
+        self._line = f"{mesh.devices.flat[0].device_kind}{mesh.shape}"
 
     @property
     def present(self) -> np.ndarray:
@@ -130,8 +133,8 @@ class Elastic(communicator_lib.Communicator):
         (sums,) = (each for each in self._sums if each.is_posted)
         event: tuple[Any, ...] | None = None
         if roster.own in roster.members:  # else it has just got the state
-            device = zlib.crc32(self.mesh.devices[0].device_kind.encode())
-            told = referee_host.Told(messages.tobytes(), device, digest(self._point))
+            line = zlib.crc32(self._line.encode())
+            told = referee_host.Told(messages.tobytes(), line, digest(self._point))
             event = ("ready", roster.own, number, told, sums.put(), sums.cost(messages))
         failed: tuple[int, int] | None = None
         with blocking_waits.Wait("end the round", roster.others) as wait:
@@ -161,14 +164,14 @@ class Elastic(communicator_lib.Communicator):
         return order.what
 
     def _check(self, heard: dict[Member, referee_host.Told]) -> None:
-        """Compares the digests of what the members made of the round before, on devices of a kind.
+        """Compares the digests of what the members made of the round before, in a line.
 
         Raises:
             RuntimeError: they have different states.
         """
         first: dict[int, tuple[int, int]] = {}
         for member, told in heard.items():
-            rank, found = first.setdefault(told.device, (member.rank, told.digest))
+            rank, found = first.setdefault(told.line, (member.rank, told.digest))
             if found != told.digest:
                 raise RuntimeError(
                     f"worker {member.rank} has another state than worker {rank} after round "
@@ -186,8 +189,10 @@ class Elastic(communicator_lib.Communicator):
                 text = f"{view.round_index + 1}: worker {member.rank} joins"
             logger.info(f"round {text}")
 
-    def sums(self, like: types.PyTree, wire: str = wires.FLOAT32) -> communicator_lib.Sums:
-        self._sums.append(shared_sums.ElasticSums(self.roster, self.mesh, like, wire))
+    def sums(
+        self, like: types.PyTree, wire: str = wires.FLOAT32, layout: mesh_lib.Layout | None = None
+    ) -> communicator_lib.Sums:
+        self._sums.append(shared_sums.ElasticSums(self.roster, self.mesh, like, layout, wire))
         return self._sums[-1]
 
     # --- Coming and going ---
@@ -203,7 +208,7 @@ class Elastic(communicator_lib.Communicator):
             name: (roster.put(np.asarray(array)), str(array.dtype), array.shape)
             for name, array in arrays.items()
         }
-        self._handed = about, pieces, last
+        self._handed = about, pieces, last, self._line
         roster.call(None, ("donated", roster.own, last.round_index + 1, self._handed), waits=False)
 
     def receive_state(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
@@ -221,13 +226,16 @@ class Elastic(communicator_lib.Communicator):
                 elif order.kind == "lack":
                     event = ("lacks", roster.own, order.what)
                 elif order.kind == "receive":
-                    number, (about, pieces, view) = order.what
+                    number, (about, pieces, view, line) = order.what
                     if (found := self._taken(pieces, (number, 0))) is None:
                         failed = number, 0
                     else:
                         event = ("holds", roster.own, number)
         assert found is not None
         roster.last = view
+        if not line.endswith(self._line):  # of other devices, which round in another way
+            line = f"{zlib.crc32(line.encode())} {view.round_index} {self._line}"
+        self._line = line
         return found, about
 
     def _taken(self, pieces: dict[str, Any], over: tuple[int, int]) -> dict[str, np.ndarray] | None:
@@ -268,8 +276,8 @@ def digest(tree: types.PyTree) -> int:
     """Of the bytes of all leaves: their sums as 64-bit integers."""
     found = np.int64(0)
     with np.errstate(over="ignore"):
-        for leaf in jax.tree.leaves(tree):
-            content = np.asarray(leaf.addressable_data(0)).reshape(-1).view(np.uint8)
+        for leaf in jax.tree.leaves(mesh_lib.worker_rows(tree)[0]):
+            content = np.asarray(leaf).reshape(-1).view(np.uint8)
             whole = content[: content.size // 8 * 8].view(np.int64)
             found = found * np.int64(31) + whole.sum() + content[whole.nbytes :].sum(dtype=np.int64)
     return int(found)

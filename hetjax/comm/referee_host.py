@@ -32,7 +32,7 @@ class Told(NamedTuple):
     """What a member tells when it is ready."""
 
     message: bytes  # of its worker
-    device: int  # a number of its kind
+    line: int  # a number of those whose states are the same to the bit
     digest: int  # of the state that it made of the round before
 
 

@@ -35,13 +35,32 @@ _BLOCK = 1 << 15  # numbers that are added up at a time, in the cache
 
 
 class HostSums(communicator.Sums):
-    """Sums that the host has added up before the sync phase begins, in one vector."""
+    """Sums that the host has added up before the sync phase begins, in one vector.
+
+    Args:
+        mesh: the worker mesh.
+        like: a pytree of the shapes of what a worker contributes.
+        layout: of the arrays on each worker's slice, if it has one: they are put there leaf by
+            leaf, and else as one vector.
+    """
 
     meet_before = True
-    _like: types.PyTree  # of the shapes of what a worker contributes
+
+    def __init__(self, mesh: Mesh, like: types.PyTree, layout: mesh_lib.Layout | None) -> None:
+        self._mesh, self._layout = mesh, layout
+        self._like = like  # of the shapes of what a worker contributes
 
     def totals(self, contributed: types.Contribution) -> types.PyTree:
+        if self._layout is not None:
+            return contributed.sums
         return trees.of_vector(contributed.sums, self._like)
+
+    def _placed(self, vector: np.ndarray) -> types.PyTree:
+        """The numbers, on each worker: a vector, or as its slice has them."""
+        row = vector if self._layout is None else trees.of_vector(vector, self._like)
+        count = self._mesh.shape[mesh_lib.WORKER_AXIS]
+        rows = jax.tree.map(lambda leaf: np.broadcast_to(leaf, (count, *leaf.shape)), row)
+        return mesh_lib.place(rows, self._mesh, self._layout)
 
 
 class SharedSums(HostSums):
@@ -50,7 +69,7 @@ class SharedSums(HostSums):
     Args:
         file: open in this process, of `new_file`. It is closed here.
         mesh: the worker mesh.
-        like: a pytree of the shapes of what a worker contributes; all of one type.
+        like, layout: as of `HostSums`; all of one type.
         sockets: to the other processes of this machine.
         across: makes a machine's total that of all machines, where there are several.
     """
@@ -60,10 +79,12 @@ class SharedSums(HostSums):
         file: int,
         mesh: Mesh,
         like: types.PyTree,
+        layout: mesh_lib.Layout | None,
         sockets: socket_allgather.SocketAllGather,
         across: Callable[[np.ndarray], None] | None = None,
     ) -> None:
-        self._mesh, self._like, self._sockets, self._across = mesh, like, sockets, across
+        super().__init__(mesh, like, layout)
+        self._sockets, self._across = sockets, across
         self._workers = mesh_lib.own_workers(mesh)
         self._of_machine = _of_machine(mesh, sockets)
         (dtype,) = {leaf.dtype for leaf in jax.tree.leaves(like)}
@@ -98,15 +119,13 @@ class SharedSums(HostSums):
         process = self._sockets.processes[0]
         if self._across is None:
             cheapest = self._of_machine[int(np.argmin(host_secs[self._of_machine]))]
-            process = self._mesh.devices[cheapest].process_index
+            process = mesh_lib.worker_devices(self._mesh)[cheapest].process_index
         if process == jax.process_index():
             add_up(list(rows), total)
             if self._across is not None:
                 self._across(total)
         self._sockets.follow(process)
-        devices = [self._mesh.devices[worker] for worker in self._workers]
-        parts = [jax.device_put(total[None], device) for device in devices]
-        return contributed._replace(sums=mesh_lib.join_rows(parts, self._mesh))
+        return contributed._replace(sums=self._placed(total))
 
 
 class ElasticSums(HostSums):
@@ -116,7 +135,7 @@ class ElasticSums(HostSums):
     Args:
         roster: of this process.
         mesh: of its device.
-        like: of the shapes of what a worker's sums are.
+        like, layout: as of `HostSums`.
         wire: of these, one of `wires.WIRES`; a wire of fewer bytes has them in float32.
     """
 
@@ -125,9 +144,11 @@ class ElasticSums(HostSums):
         roster: membership.MembershipClient,
         mesh: Mesh,
         like: types.PyTree,
+        layout: mesh_lib.Layout | None = None,
         wire: str = wires.FLOAT32,
     ) -> None:
-        self._roster, self._mesh, self._like, self._wire = roster, mesh, like, wire
+        super().__init__(mesh, like, layout)
+        self._roster, self._wire = roster, wire
         self._is_plain = wire == wires.FLOAT32
         self._size = sum(leaf.size for leaf in jax.tree.leaves(like))  # numbers of a contribution
         self._own = np.zeros(self._size, np.float32)  # what this process contributes
@@ -271,8 +292,8 @@ class ElasticSums(HostSums):
         like = contributed.state_change
         change = trees.of_vector(self._sum[self._size :], like)
         change = jax.tree.map(lambda part, leaf: part.astype(leaf.dtype), change, like)
-        sums, change = mesh_lib.place((self._sum[None, : self._size], change), self._mesh)
-        return contributed._replace(sums=sums, state_change=change)
+        change = mesh_lib.place(change, self._mesh, self._layout)
+        return contributed._replace(sums=self._placed(self._sum[: self._size]), state_change=change)
 
 
 def _slice(member: Member, members: Sequence[Member], count: int) -> range:
@@ -286,7 +307,8 @@ def _slice(member: Member, members: Sequence[Member], count: int) -> range:
 def _of_machine(mesh: Mesh, sockets: socket_allgather.SocketAllGather) -> list[int]:
     """The workers of this machine, in order."""
     processes = set(sockets.processes)
-    return [w for w, device in enumerate(mesh.devices) if device.process_index in processes]
+    firsts = mesh_lib.worker_devices(mesh)
+    return [w for w, device in enumerate(firsts) if device.process_index in processes]
 
 
 def add_up(rows: Sequence[np.ndarray], total: np.ndarray) -> None:

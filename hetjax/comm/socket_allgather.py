@@ -49,9 +49,7 @@ class SocketAllGather:
         waiting = select.poll()
         for peer in self._peers.values():
             waiting.register(peer, select.POLLIN)
-        with blocking_waits.Wait(
-            "end the round", lambda: self._peers.keys() - found.keys()
-        ) as wait:
+        with blocking_waits.Wait("end the round", lambda: self._peers.keys() - {*found}) as wait:
             while len(found) <= len(self._peers):
                 # All sockets are watched: an end is seen, whichever process is still missing.
                 if not (ready := waiting.poll(_SLICE_MILLISECONDS)):

@@ -42,6 +42,7 @@ def resolve(
     else:
         lines += _fit(experiment, parts)
         lines += _parts(parts, _facts(experiment))
+        lines += _slices(experiment, parts)
     # Presence over rounds means something only once the changes themselves do.
     lines += list(_changes(experiment.cluster)) or _budget(experiment)
     if lines:
@@ -148,6 +149,33 @@ def _local(experiment: groups.ExperimentConfig) -> Iterator[str]:
     for name, value in needing.items():
         if value and experiment.local != "stepped":
             yield f"{name}: got {value!r} with local={experiment.local!r}, needs local='stepped'."
+
+
+def _slices(experiment: groups.ExperimentConfig, parts: kinds.Parts) -> Iterator[str]:
+    """Why workers cannot have several devices each."""
+    if not (axes := experiment.slices.axes):
+        if experiment.slices.shard:
+            yield f"slices.shard: got {experiment.slices.shard!r}, needs the axes of a slice."
+        return
+    for name, count in axes.items():
+        is_count = isinstance(count, int) and not isinstance(count, bool) and count >= 0
+        if not is_count or name == "worker" or not name.isidentifier():
+            yield (
+                f"slices.{name}: got {count!r}, must be a number of devices, or 0 for what is "
+                "left; and an axis has a name, which is not 'worker'."
+            )
+    if list(axes.values()).count(0) > 1:
+        yield f"slices: got {axes}, must have one axis of size 0 at most."
+    has = {
+        "local": (experiment.local, experiment.local != "stepped"),
+        "debug": (experiment.debug, experiment.debug),
+        "cluster.platforms": (experiment.cluster.platforms, bool(experiment.cluster.platforms)),
+        "reducer.name": (experiment.reducer.name, not parts.reducer.is_plain_sum),
+        "ordering.method": (experiment.ordering.method, parts.ordering.make_observer is not None),
+    }
+    for name, (value, is_wrong) in has.items():
+        if is_wrong:
+            yield f"{name}: got {value!r}, which is refused with slices."
 
 
 def _changes(cluster: groups.ClusterConfig) -> Iterator[str]:

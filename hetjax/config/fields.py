@@ -137,7 +137,7 @@ def parse_group(
     Returns:
       the values that were right, groups as their dataclasses.
     """
-    fields, of_part = declared(parent), prefix[:-1] in (*kinds.KINDS, "rule")
+    fields, of_part = declared(parent), prefix[:-1] in (*kinds.KINDS, "rule", "slices")
     right: dict[str, Any] = {}
     for name, value in given.items():
         value, field, dotted = options.plain(value), fields.get(name), f"{prefix}{name}"

@@ -128,6 +128,19 @@ class ClusterConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class SlicesConfig:
+    """The devices of each worker: axes and their sizes are `arguments`; without any it has one."""
+
+    shard: Annotated[str, text(may_be_empty=True, says="'fsdp' or 'module:function'")] = ""
+    arguments: Annotated[Any, fields.ARGUMENTS] = ()
+
+    @property
+    def axes(self) -> dict[str, int]:
+        """Their sizes; one may be 0, for what is left."""
+        return dict(self.arguments)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class CheckpointConfig:
     """When a run with a workdir is saved; at its end it always is."""
 
@@ -180,6 +193,7 @@ class ExperimentConfig:
     gate: GateConfig = dataclasses.field(default_factory=GateConfig)
     rule: RuleConfig = dataclasses.field(default_factory=RuleConfig)
     cluster: ClusterConfig = dataclasses.field(default_factory=ClusterConfig)
+    slices: SlicesConfig = dataclasses.field(default_factory=SlicesConfig)
     checkpoint: CheckpointConfig = dataclasses.field(default_factory=CheckpointConfig)
 
     @property

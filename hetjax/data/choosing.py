@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from hetjax import memory, starting
+from hetjax import memory, mesh, starting
 from hetjax.comm import join
 from hetjax.data import feed, iterable_feed, iterables, readers, sources, trial
 from hetjax.data import held as held_lib
@@ -28,7 +28,7 @@ Agree = Callable[[str, Callable[[], list[float]]], list[float]]
 
 def training_feed(
     source: Any,
-    devices: Sequence[jax.Device],
+    places: Sequence[mesh.Place],
     *,
     asked: str,
     num_readers: int | str,
@@ -40,7 +40,7 @@ def training_feed(
 
     Args:
         source: a data source.
-        devices: the device of each worker.
+        places: of each worker.
         asked: 'auto', 'resident' or 'streamed', as `data.feed`.
         num_readers: threads that read, or 'processes:N', as `data.readers`.
         leads: whether this process tells the user.
@@ -51,38 +51,38 @@ def training_feed(
         ValueError: an example cannot be read, or the source cannot be read by so many threads.
     """
     if isinstance(source, iterables.Streamed):
-        return iterable_feed.IterableFeed(source, devices, leads=leads)
+        return iterable_feed.IterableFeed(source, places, leads=leads)
     crew = _crew(source, num_readers)
     look = functools.cache(lambda: trial.look(source))
 
     def changes() -> list[float]:
         changing = look().difference is not None or sources.knows_epochs(source)
-        return [float(changing or bool(_too_large(source, look(), devices)))]
+        return [float(changing or bool(_too_large(source, look(), places)))]
 
     is_streamed = asked == "streamed" or (asked == AUTO and agree("source-changes", changes)[0] > 0)
     held = None
     if leads:
         values = False
         if asked != "streamed":
-            found, large = look(), _too_large(source, look(), devices)
+            found, large = look(), _too_large(source, look(), places)
             for line in _lines(source, found, asked=asked, crew=crew, large=large):
                 logger.info(line)
             values = found.difference is None and not is_streamed
         held = held_lib.Held(source, name="the source", values=values, way=_STREAM)
     if is_streamed:
-        return feed.StreamedFeed(source, devices, crew=crew, held=held)
+        return feed.StreamedFeed(source, places, crew=crew, held=held)
     with _bar(len(source), "reading the source", shown=progress) as bar:
-        return feed.ResidentFeed(source, devices, crew=crew, on_read=bar.update, held=held)
+        return feed.ResidentFeed(source, places, crew=crew, on_read=bar.update, held=held)
 
 
 def evaluation_feed(
-    source: Any, device: jax.Device, *, num_readers: int | str = 1, progress: bool = False
+    source: Any, place: mesh.Place, *, num_readers: int | str = 1, progress: bool = False
 ) -> feed.Feed:
-    """The examples of an evaluation, on the device. Tells the user if the source changes them.
+    """The examples of an evaluation, in their place. Tells the user if the source changes them.
 
     Args:
         source: a data source; read once, as a whole, where there is memory for it.
-        device: of the evaluation.
+        place: of the evaluation.
         num_readers: as of `training_feed`.
         progress: show a bar if that takes long.
 
@@ -99,14 +99,14 @@ def evaluation_feed(
     if sources.knows_epochs(source):
         name = type(source).__name__
         logger.info(f"eval_source: {name} changes by epoch; every evaluation has the first.")
-    large = _too_large(source, found, [device])
+    large = _too_large(source, found, [place])
     if large and is_steady:
         logger.info(f"eval_source: {large}. Each evaluation reads it anew.")
-        return feed.StreamedFeed(source, [device], crew=crew)
+        return feed.StreamedFeed(source, [place], crew=crew)
     way = "All evaluations have them"
     held = held_lib.Held(source, name="the eval_source", values=is_steady, way=way)
     with _bar(len(source), "reading the eval_source", shown=progress) as bar:
-        return feed.ResidentFeed(source, [device], crew=crew, on_read=bar.update, held=held)
+        return feed.ResidentFeed(source, [place], crew=crew, on_read=bar.update, held=held)
 
 
 def _crew(source: Any, num_readers: int | str) -> readers.Crew:
@@ -118,13 +118,14 @@ def _crew(source: Any, num_readers: int | str) -> readers.Crew:
     return crew
 
 
-def _too_large(source: Any, found: trial.Trial, devices: Sequence[jax.Device]) -> str:
+def _too_large(source: Any, found: trial.Trial, places: Sequence[mesh.Place]) -> str:
     """Why the examples cannot be kept in memory, in words; '' where they can, as far as is known.
 
     On CPUs each device has a copy, beside the one that is read.
     """
     size = found.example_bytes * len(source)
-    own = {device for device in devices if device.process_index == jax.process_index()}
+    of_all = (device for place in places for device in mesh.devices_at(place))
+    own = {device for device in of_all if device.process_index == jax.process_index()}
     copies = 1 + sum(device.platform == "cpu" for device in own)
     if (of_machine := memory.free_bytes()) is not None:
         of_machine //= max(len(join.own_machine()), 1)

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import layout
 
-from hetjax import types
+from hetjax import mesh, types
 from hetjax.data import held as held_lib
 from hetjax.data import leaves, owned, readers, sources
 from hetjax.data import passes as passes_lib
@@ -159,8 +159,7 @@ class ResidentFeed(Feed):
 
     Args:
         source: a data source; read once, as a whole.
-        devices: the device of each worker. One that serves several workers holds one copy; other
-            processes fill theirs.
+        places: of each worker. One of several workers holds one copy; other processes fill theirs.
         crew: who reads it; of one thread the calling one does.
         on_read: called with the number of examples that were read since the last call.
         held: what the run holds of the source; None: nobody is told of changes.
@@ -169,7 +168,7 @@ class ResidentFeed(Feed):
     def __init__(
         self,
         source: Any,
-        devices: Sequence[jax.Device],
+        places: Sequence[mesh.Place],
         *,
         crew: readers.Crew = readers.ALONE,
         on_read: Callable[[int], object] = lambda count: None,
@@ -182,9 +181,9 @@ class ResidentFeed(Feed):
         arrays = loaded.arrays
         if loaded is source:  # the user's own arrays, which a CPU device may use as they are
             arrays = jax.tree.map(np.array, arrays)
-        own = {device for device in devices if device.process_index == jax.process_index()}
-        copies = {device: jax.device_put(arrays, device) for device in own}
-        self._arrays = [copies.get(device) for device in devices]
+        own = {place for place in places if mesh.is_here(place)}
+        copies = {place: jax.device_put(arrays, place) for place in own}
+        self._arrays = [copies.get(place) for place in places]
         self._gather = jax.jit(_gather)
 
     def load(self, worker: int, example_ids: np.ndarray, passes: Passes = 0) -> types.Microbatch:
@@ -205,7 +204,7 @@ class StreamedFeed(Feed):
 
     Args:
         source: anything with `__len__` and `__getitem__`.
-        devices: the device of each worker.
+        places: of each worker.
         crew: who reads it.
         held: what the run holds of the source, its length; None: nobody is told of changes.
     """
@@ -215,14 +214,14 @@ class StreamedFeed(Feed):
     def __init__(
         self,
         source: Any,
-        devices: Sequence[jax.Device],
+        places: Sequence[mesh.Place],
         *,
         crew: readers.Crew = readers.ALONE,
         held: held_lib.Held | None = None,
     ) -> None:
         super().__init__(held)
         self._like = like = sources.read(source, 0)
-        self._devices = list(devices)
+        self._places = list(places)
         self._num_readers = crew.size
         self._readers = readers.Readers(sources.Reading(source, like), crew)
         # Microbatches read or being read: {(pass, bytes of the ids): (the block, its place there)}.
@@ -277,7 +276,7 @@ class StreamedFeed(Feed):
 
         mask = (example_ids >= 0).astype(np.float32)
         microbatch = types.Microbatch(example_ids, mask, jax.tree.map(join, *examples))
-        return jax.device_put(microbatch, self._devices[worker])
+        return jax.device_put(microbatch, mesh.spread(self._places[worker], shape))
 
     def read_ahead(self, example_ids: np.ndarray, passes: np.ndarray) -> None:
         pairs = zip(passes.tolist(), example_ids, strict=True)

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from hetjax import mesh, ordering, types
+from hetjax import ordering, placement, types
 from hetjax.comm import broadcast_once, key_value_store
 from hetjax.config import experiment, kinds
 from hetjax.data import choosing, iterables, owned, sources, stream
@@ -52,15 +52,17 @@ def check(
     if data.sharing == "private":
         raise ValueError(f"data.sharing: got 'private' {_ONCE}")
     if data.sharing == owned.LOCAL and data.weighting != "example":
-        raise ValueError(
-            f"data.weighting: got {data.weighting!r}; parts that are streams take 'example'"
-        )
+        raise ValueError(f"data.weighting: got {data.weighting!r}; streams take 'example'")
     if data.feed == "resident" or data.readers != 1:
         raise ValueError(f"data: got feed={data.feed!r}, readers={data.readers!r} {_ONCE}")
 
 
 def make_feed(
-    config: experiment.ExperimentConfig, own: owned.Owned, where: mesh.Placement, *, progress: bool
+    config: experiment.ExperimentConfig,
+    own: owned.Owned,
+    where: placement.Placement,
+    *,
+    progress: bool,
 ) -> feed_lib.Feed:
     """As the configuration says, and as a few examples of the source show."""
     is_own = own.part is not None  # of which no other process can tell
@@ -68,7 +70,7 @@ def make_feed(
     board = None if is_alone else key_value_store.KeyValueStore("feed")
     feed = choosing.training_feed(
         own.source,
-        where.devices,
+        where.places,
         asked=config.data.feed,
         num_readers=config.data.readers,
         leads=leads,
@@ -82,7 +84,7 @@ def make_feed(
 def make_stream(
     config: experiment.ExperimentConfig,
     own: owned.Owned,
-    where: mesh.Placement,
+    where: placement.Placement,
     chosen: kinds.Parts,
     *,
     last: str,

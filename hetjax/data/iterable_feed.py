@@ -16,7 +16,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from hetjax import types
+from hetjax import mesh, types
 from hetjax.data import feed, iterables, leaves, readers, sources
 from hetjax.data import stream as stream_lib
 
@@ -28,7 +28,7 @@ class IterableFeed(feed.Feed):
 
     Args:
         source: the examples.
-        devices: the device of each worker.
+        places: of each worker.
         leads: whether this process tells the user.
     """
 
@@ -36,10 +36,10 @@ class IterableFeed(feed.Feed):
     reads_all = True
 
     def __init__(
-        self, source: iterables.Streamed, devices: Sequence[jax.Device], *, leads: bool
+        self, source: iterables.Streamed, places: Sequence[mesh.Place], *, leads: bool
     ) -> None:
         super().__init__(None)
-        self._source, self._devices, self._leads = source, list(devices), leads
+        self._source, self._places, self._leads = source, list(places), leads
         self._like = sources.read(source, 0)
         self._readers = readers.Readers(self._read)
         self._lock = threading.Lock()
@@ -124,7 +124,7 @@ class IterableFeed(feed.Feed):
         if self.reads_all:  # `end` has said it
             return most
         found, length = most.copy(), len(self._source)
-        for worker in self.own.workers(self._devices)[self.own.part or 0]:
+        for worker in self.own.workers(self._places)[self.own.part or 0]:
             start = int(plan.passes[worker]) * length
             rows = feed.rows(plan.microbatches(worker, int(most[worker])), np)
             stops = start - self.own.first + rows.max(axis=1) + 1
@@ -172,7 +172,8 @@ class IterableFeed(feed.Feed):
         shaped = iter([column.reshape(*shape, *column.shape[1:]) for column in columns])
         examples = leaves.rebuild(self._like, shaped)
         mask = (example_ids >= 0).astype(np.float32)
-        return jax.device_put(types.Microbatch(example_ids, mask, examples), self._devices[worker])
+        place = mesh.spread(self._places[worker], example_ids.shape)
+        return jax.device_put(types.Microbatch(example_ids, mask, examples), place)
 
     # --- How a run goes on ---
 

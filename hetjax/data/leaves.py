@@ -84,9 +84,7 @@ def of_item(item: PyTree, index: int) -> list[tuple[str, np.ndarray]]:
         try:
             array = _number_array(leaf)
         except (ValueError, TypeError, OverflowError) as error:
-            raise ValueError(
-                f"example {index} cannot be used: leaf {path or 'item'} {error}"
-            ) from error
+            raise ValueError(f"example {index} cannot be used: {path or 'item'} {error}") from error
         leaves.append((path, array))
     if not leaves:
         raise ValueError(f"example {index} cannot be used: it holds nothing")
@@ -201,9 +199,7 @@ def _refuse_lists(tree: PyTree, path: str) -> None:
     if type(tree) is list and tree and not _list_shape(tree):
         name, at = path or "the list", _first_odd(tree)
         if at is not None:
-            raise ValueError(
-                f"{name} cannot be used: entry {at} is {tree[at]!r}, which is no number"
-            )
+            raise ValueError(f"{name} cannot be used: entry {at} is {tree[at]!r}, and no number")
         if any(isinstance(child, str | bytes) for child in tree):
             raise ValueError(f"{name} is a list of strings, and {_NUMBERS_ALONE}")
         rows = all(type(child) in (list, *_NUMBERS) for child in tree)

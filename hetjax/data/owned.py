@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from hetjax import mesh
 from hetjax.comm import key_value_store, runtime
 from hetjax.data import sources
 
@@ -54,7 +55,8 @@ class Owned:
         each = range(runtime.current().num_processes)
         return [*self._board.gather(self.part or 0, value, each, what="tell of its data").values()]
 
-    def workers(self, devices: Sequence[jax.Device]) -> list[np.ndarray]:
-        """Those, of these devices, that divide each part."""
+    def workers(self, places: Sequence[mesh.Place]) -> list[np.ndarray]:
+        """Those, in these places, that divide each part."""
+        devices = [mesh.devices_at(place)[0] for place in places]
         parts = [device.process_index if self._board else 0 for device in devices]
         return [np.flatnonzero(np.equal(parts, own)) for own in range(len(self.sizes))]

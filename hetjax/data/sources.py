@@ -60,9 +60,7 @@ class ArraySource:
             raise ValueError("a source of arrays needs at least one array")
         lengths = {path or "array": array.shape[0] for path, array in found}
         if len(set(lengths.values())) > 1:
-            raise ValueError(
-                f"the arrays of a source must have equal lengths, axis 0; got {lengths}"
-            )
+            raise ValueError(f"arrays of a source must have equal lengths, axis 0; got {lengths}")
         self._len = found[0][1].shape[0]
         if self._len == 0:
             raise ValueError("a source needs at least one example; it has length 0")

@@ -11,6 +11,7 @@ import numpy as np
 
 from hetjax import mesh as mesh_lib
 from hetjax import parts as parts_lib
+from hetjax import slices
 from hetjax.cluster import emulate
 from hetjax.comm import runtime
 from hetjax.config import checks, groups, kinds
@@ -41,6 +42,7 @@ def configuration(
     workers: int | None,
     rule: rules_lib.LocalRule | None = None,
     more: Mapping[str, rules_lib.LocalRule] | None = None,
+    shard: Any = None,
 ) -> Given:
     """The checked configuration, the parts, the local rule, and what of it is recorded.
 
@@ -50,6 +52,7 @@ def configuration(
         workers: their number, in place of `cluster.num_workers`; None: not given.
         rule: what a worker does with its microbatches; None: what the configuration names.
         more: of further kinds of rounds, by name; None: there are none.
+        shard: how arrays lie on a slice; None: as the configuration says.
 
     Raises:
         ValueError: both are given, or a field is wrong, or the rule is not the configuration's.
@@ -65,6 +68,11 @@ def configuration(
         cluster = dataclasses.replace(config.cluster, num_workers=seats)
         config = dataclasses.replace(config, cluster=cluster)
     config, rule = _with_rule(config, rule)
+    if shard is not None:
+        if not config.slices.axes:
+            raise ValueError("shard: given without slices; give slices={'data': 2}, say")
+        named = dataclasses.replace(config.slices, shard=slices.described(shard))
+        config = dataclasses.replace(config, slices=named)
     recorded = config_lib.to_dict(config)
     if more:
         made = {name: each for name, each in more.items() if isinstance(each, rules_lib.LocalRule)}
@@ -148,7 +156,8 @@ def config_of_fields(
                 lines.append(str(error))
     if lines:
         raise ValueError("\n".join(lines))
-    fields["cluster"] = cluster_fields(fields.get("cluster", {}), workers=workers)
+    of_each = slices.num_devices(fields.get("slices"))
+    fields["cluster"] = cluster_fields(fields.get("cluster", {}), workers=workers, of_each=of_each)
     config = config_lib.parse(config_lib.ExperimentConfig, fields)
     config, chosen = checks.resolve(config, objects)
     return (config if "local" in fields else on_devices(config)), chosen
@@ -165,6 +174,7 @@ def on_devices(config: Any, *, is_asked_for: bool = False) -> Any:
     """
     num_workers, devices = config.cluster.num_workers, jax.devices()
     is_one = jax.process_count() == 1 and not runtime.current().seats
+    is_one = is_one and not getattr(config, "slices", groups.SlicesConfig()).axes
     if config.local != "stepped" or config.cluster.platforms or not is_one:
         return config
     platform, on_cpus = devices[0].platform, jax.config.jax_num_cpu_devices  # type: ignore[attr-defined]
@@ -202,12 +212,13 @@ def _of_group(group: str, given: Any) -> tuple[dict[str, Any], Any]:
     return of_run | kinds.described(group, part), part
 
 
-def cluster_fields(given: Any, *, workers: int | None) -> Any:
+def cluster_fields(given: Any, *, workers: int | None, of_each: int = 1) -> Any:
     """The fields of a cluster, with its number of workers; what is none as it is.
 
     Args:
         given: an `EmulatedCluster`, or a dict of fields.
-        workers: their number; None: one for each speed, or for each device.
+        workers: their number; None: one for each speed, or for the devices that one has.
+        of_each: devices of a worker.
 
     Raises:
         ValueError: it is of a class of the user's, whose functions a run would not call.
@@ -228,7 +239,7 @@ def cluster_fields(given: Any, *, workers: int | None) -> Any:
         platforms = given.get("platforms", ())
         several = platforms if isinstance(platforms, list | tuple) else ()  # the check tells
         count = num_speeds or runtime.current().seats
-        fields["num_workers"] = count or mesh_lib.num_devices(several)
+        fields["num_workers"] = count or max(mesh_lib.num_devices(several) // of_each, 1)
     return fields
 
 

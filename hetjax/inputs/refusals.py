@@ -111,9 +111,7 @@ def check_loss_fn(loss_fn: Any, *, caller: str = "fit") -> None:
 
 def _check_params(params: Any) -> None:
     if _is_module(params, "flax"):
-        raise ValueError(
-            f"fit: params is {parts.shown(params)}; params is a pytree of arrays. {_OF_FLAX}"
-        )
+        raise ValueError(f"fit: params is {parts.shown(params)}, no pytree of arrays. {_OF_FLAX}")
     for path, leaf in jax.tree.leaves_with_path(params):
         is_tensor = hasattr(leaf, "requires_grad")  # of PyTorch
         is_number = isinstance(leaf, int | float | complex)
@@ -314,7 +312,7 @@ def check_apart(config: Any, chosen: kinds.Parts, *, one_pass: bool) -> None:
         "reducer.name": (config.reducer.name, not chosen.reducer.is_plain_sum),
         "ordering.method": (config.ordering.method, chosen.ordering.make_observer is not None),
         "loss_fn": ("a batch_loss", not one_pass),
-        "JAX": (f"{jax.device_count()} devices", jax.device_count() > 1),
+        "JAX": (f"{jax.device_count()} devices", not config.slices.axes and jax.device_count() > 1),
     }
     for name, (value, is_wrong) in has.items():
         if is_wrong:

@@ -27,7 +27,7 @@ def compilation_cache(directory: pathlib.Path) -> dict[str, str]:
 def allocator() -> dict[str, str]:
     """What makes glibc keep the memory that arrays give back, in large pages, for the next ones.
 
-    `mesh.use_cpu_workers` asks for some of this, but too late for large pages and for the memory of
+    `use_cpu_workers` asks for some of this, but too late for large pages and for the memory of
     threads. Memory that goes back to the system comes again page by page, zeroed. In virtual
     machines that is dear: it takes a process with a small share of a core longer than the update.
     glibc alone reads the variables. If one of its malloc's is set already, all stays as it is.

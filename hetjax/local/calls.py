@@ -1,28 +1,55 @@
 """What a worker's thread calls: a rule's `add` and `finish`, as programs of its own rows."""
 
+import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 
-from hetjax import executor, trees, types
+from hetjax import executor, placement, slices, trees, types
+from hetjax import mesh as mesh_lib
 from hetjax.data import feed
-from hetjax.local import packing, rules
+from hetjax.local import jitted, packing, rules
 
 
-def jit_add(steps: rules.LocalSteps, *, marked: bool = False) -> Any:
-    """`steps.add`, jitted, on a worker's rows `[1, ...]` of the parameters and of what it carries,
-    which is used up. What it carries may be packed, and is so afterwards. `marked` adds a constant
-    to what it returns: it is there when the rest is, and the next call does not use it up. The
-    microbatch may be one that the feed has lent."""
+def jit_adds(steps: rules.LocalSteps, where: placement.Placement, *, marked: bool) -> list[Any]:
+    """`steps.add`, jitted, of each own worker, on its rows `[1, ...]` of the parameters and of what
+    it carries, which is used up. What it carries may be packed, and is so afterwards. `marked` adds
+    a constant to what it returns: it is there when the rest is, and the next call does not use it
+    up. The microbatch may be one that the feed has lent."""
+    layout = where.layout
 
     def add(shared: types.Shared, carried: types.Carried, microbatch: Any, rng: jax.Array) -> tuple:
-        opened, microbatch = packing.unpack(carried), feed.gathered(microbatch)
-        added, signs = steps.add(without_row_axis(shared), opened, microbatch, rng)
+        with slices.seen(layout):
+            opened, microbatch = packing.unpack(carried), feed.gathered(microbatch)
+            microbatch = slices.spread(microbatch)
+            added, signs = steps.add(without_row_axis(shared), opened, microbatch, rng)
         mark = (jnp.zeros((), bool),) if marked else ()
         return packing.pack_like(carried, added), signs, *mark
 
-    return executor.compiled(jax.jit(add, donate_argnums=(1,)))
+    if layout is None:
+        return [executor.compiled(jax.jit(add, donate_argnums=(1,)))] * len(where.own)
+
+    def program(own: Mesh) -> Any:
+        def lay(made: tuple) -> tuple:
+            return layout.of_rows(made[0], own), *(mesh_lib.everywhere(own) for _ in made[1:])
+
+        program = jitted.InPlace(add, 1, lay)
+        return lambda *given: program.call(*given)
+
+    return [program(own) for own in where.own_meshes]
+
+
+def jit_finish(steps: rules.LocalSteps, where: placement.Placement) -> list[jitted.InPlace]:
+    """`finish`, jitted, of each own worker; it uses up what the worker carries."""
+    of_rows, layout = functools.partial(finish, steps), where.layout
+    if layout is None:
+        return [jitted.InPlace(of_rows, 1)] * len(where.own)
+    return [
+        jitted.InPlace(of_rows, 1, functools.partial(layout.of_rows, mesh=own))
+        for own in where.own_meshes
+    ]
 
 
 def add_eagerly(

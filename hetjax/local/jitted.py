@@ -19,14 +19,16 @@ class InPlace:
     Args:
         function: what is jitted.
         argnum: of the argument that is not needed any more; None: all are.
-        **options: of `jax.jit`.
+        lay: from what is made, in shapes, to its shardings; None: JAX finds them.
 
     Attributes:
         call: the program. JAX's own from the second call on.
     """
 
-    def __init__(self, function: Callable, argnum: int | None, **options: Any) -> None:
-        self._function, self._argnum, self._options = function, argnum, options
+    def __init__(
+        self, function: Callable, argnum: int | None, lay: Callable[[Any], Any] | None = None
+    ) -> None:
+        self._function, self._argnum, self._lay = function, argnum, lay
         self._jitted: Any = None
         self._ahead: threading.Thread | None = None
         self.call: Callable = self._first_call
@@ -59,11 +61,11 @@ class InPlace:
 
     @executor.compiled
     def _decide(self, args: tuple) -> Any:
-        donated: tuple[int, ...] = ()
-        if self._argnum is not None:
-            made = jax.eval_shape(self._function, *args)
-            donated = (self._argnum,) if _sizes(args[self._argnum]) <= _sizes(made) else ()
-        return jax.jit(self._function, donate_argnums=donated, **self._options)
+        made, donated = jax.eval_shape(self._function, *args), self._argnum
+        if donated is not None and not _sizes(args[donated]) <= _sizes(made):
+            donated = None
+        laid = self._lay(made) if self._lay else None
+        return jax.jit(self._function, donate_argnums=donated, out_shardings=laid)
 
 
 def _sizes(tree: types.PyTree) -> collections.Counter:

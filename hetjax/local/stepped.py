@@ -15,13 +15,13 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from hetjax import executor, starting, types
+from hetjax import executor, placement, starting, types
 from hetjax import mesh as mesh_lib
 from hetjax.data import feed as feed_lib
 from hetjax.data import stream
 from hetjax.gates import gate as gate_lib
 from hetjax.liveness import heartbeats as heartbeats_lib
-from hetjax.local import calls, clocks, jitted, rules
+from hetjax.local import calls, clocks, rules
 
 _Measured = tuple[int, float, float, int, list]
 """Of a worker: microbatches, seconds of the first and of all, overruns, signs of examples."""
@@ -37,19 +37,21 @@ class LocalPlan(NamedTuple):
     may_close: bool = True  # by a gate
 
 
-def pass_keys(rng: jax.Array, where: mesh_lib.Placement) -> Callable[[np.ndarray], list[jax.Array]]:
+def pass_keys(
+    rng: jax.Array, where: placement.Placement
+) -> Callable[[np.ndarray], list[jax.Array]]:
     """From the pass that each worker is in, i64[W], to the keys of the own workers' passes.
 
     Each is on its worker's device; they are made anew when a pass begins.
     """
     fold_in = executor.compiled(jax.random.fold_in)  # which models compile, too
-    devices = [where.devices[worker] for worker in where.own]
+    places = [where.places[worker] for worker in where.own]
 
     @functools.lru_cache(1)
     def keys(passes: bytes) -> list[jax.Array]:
         own = np.frombuffer(passes, np.int64)[where.own].tolist()
         made = {each: fold_in(rng, np.uint32(each)) for each in set(own)}
-        return [jax.device_put(made[one], device) for one, device in zip(own, devices, strict=True)]
+        return [jax.device_put(made[one], place) for one, place in zip(own, places, strict=True)]
 
     return lambda passes: keys(passes.tobytes())
 
@@ -85,7 +87,7 @@ class Stepped:
     def __init__(
         self,
         steps: rules.LocalSteps,
-        where: mesh_lib.Placement,
+        where: placement.Placement,
         *,
         clock: clocks.WorkerClock,
         gate: gate_lib.Live | None,
@@ -98,12 +100,12 @@ class Stepped:
     ) -> None:
         self._begins, self._eager, self._depth = begins, eager, depth
         self._where, self._workers = where, where.own
-        self._devices = [where.devices[worker] for worker in where.own]
+        self._places = [where.places[worker] for worker in where.own]
         self._clock, self._gate, self._heartbeats = clock, gate, heartbeats
-        finish = functools.partial(calls.finish, steps)
-        self._finish = jitted.InPlace(finish, 1) if finishes else None
-        jitted_add = calls.jit_add(steps, marked=depth > 1)
-        self._add = functools.partial(calls.add_eagerly, steps) if eager else jitted_add
+        count = len(self._workers)
+        self._finish = calls.jit_finish(steps, where) if finishes else [None] * count
+        eagerly = functools.partial(calls.add_eagerly, steps)
+        self._add = [eagerly] * count if eager else calls.jit_adds(steps, where, marked=depth > 1)
         self._signed = signed
         self._is_alone = len(self._workers) == 1 and not eager
         has_threads = len(self._workers) > 1 and not eager
@@ -139,9 +141,9 @@ class Stepped:
         rows = self._where.rows(of_workers)
         handed_out = [shared.given] * len(self._workers)
         if jax.tree.leaves(shared.given):
-            handed_out = [jax.device_put(shared.given, device) for device in self._devices]
+            handed_out = [jax.device_put(shared.given, place) for place in self._places]
         if self._frozen is None:  # it is the same in all rounds
-            self._frozen = mesh_lib.copies(shared.named.frozen, self._devices)
+            self._frozen = mesh_lib.copies(shared.named.frozen, self._places)
         gate = self._gate if may_close else None
         if gate is not None:
             gate.begin(assigned.quotas)
@@ -207,6 +209,8 @@ class Stepped:
         host_work: Callable[[], None],
     ) -> tuple[types.Contribution, Callable[[], _Measured]]:
         round_index, assigned, limits, feed, _ = plan
+        index = self._workers.index(worker)
+        add, finish = self._add[index], self._finish[index]
         rows = assigned.microbatches(worker, int(limits[worker]))
         pass_index = int(assigned.passes[worker])
         ends = self._clock.ends(round_index, worker, len(rows))
@@ -228,7 +232,7 @@ class Stepped:
                 self._heartbeats.at("loading", round_index, worker)
                 microbatch = read(worker, example_ids, pass_index)
                 self._heartbeats.at("computing", round_index, worker)
-                carried, example_signs, *mark = self._add(shared, carried, microbatch, rng)
+                carried, example_signs, *mark = add(shared, carried, microbatch, rng)
                 # All that a program returns is there at once.
                 times.in_flight.append(mark[0] if mark else jax.tree.leaves(carried)[-1])
                 signs.append(example_signs)
@@ -251,9 +255,9 @@ class Stepped:
         told: Callable[[], _Measured] = functools.cache(measured)
         if not is_ahead:
             told()
-        contributed: Any = carried if self._finish is None else self._finish.call(shared, carried)
+        contributed: Any = carried if finish is None else finish.call(shared, carried)
         if self._where.mesh is None:
-            contributed = jax.device_put(contributed, self._devices[0])
+            contributed = jax.device_put(contributed, self._places[0])
         if is_ahead and not self._is_alone:
             told = self._threads.submit(measured).result
         return contributed, told

@@ -219,7 +219,7 @@ def _check_metrics(found: types.Losses, batch_size: int) -> tuple[str, ...]:
         if not isinstance(name, str) or name in _TAKEN_NAMES:
             taken = ", ".join(_TAKEN_NAMES)
             raise ValueError(
-                f"loss_fn returned a metric named {name!r}; allowed are texts but {taken}"
+                f"loss_fn returned a metric named {name!r}; allowed: texts but {taken}"
             )
         check_metric("loss_fn", name, value, (batch_size,), found.losses.shape)
     return tuple(sorted(found.metrics))

@@ -81,6 +81,11 @@ class StatefulLoss:
         """What an adapter took out of a model."""
         return getattr(self.function, "frozen", None)
 
+    @property
+    def specs(self) -> Any:
+        """Of the model's variables, which an adapter made the function of."""
+        return getattr(self.function, "specs", {})
+
     @functools.cached_property
     def modes(self) -> tuple[str, ...]:
         """What is made of the changes of each leaf of the state.

@@ -270,9 +270,7 @@ def largest_remainder(
     weights = np.asarray(proportions, np.float64)
     right = weights.ndim == 1 and np.isfinite(weights).all() and (weights >= 0).all()
     if not right or not weights.any():
-        raise ValueError(
-            f"proportions are {weights.tolist()}; give finite numbers, ≥ 0 and not all 0"
-        )
+        raise ValueError(f"proportions are {weights.tolist()}; give finite ones, ≥ 0, not all 0")
     total, limits, _ = _checked(weights.size, total, caps)
     shares = np.zeros_like(limits)
     free = limits > 0
@@ -317,9 +315,7 @@ def _checked(
             continue
         count = np.asarray(given)
         if count.shape != (num_workers,) or count.dtype.kind not in "iu" or (count < 0).any():
-            raise ValueError(
-                f"{name} is {given!r}; it must be {num_workers} whole numbers, 0 or more"
-            )
+            raise ValueError(f"{name} is {given!r}; must be {num_workers} whole numbers, 0 or more")
         counts[name] = count.astype(np.int64)
     limits, held = counts.values()
     if limits.sum() < total:

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hetjax import digests, executor, parts, trees, types
+from hetjax import digests, executor, mesh, parts, slices, trees, types
 from hetjax.data import choosing, passes, sources
 from hetjax.inputs import fingerprint
 from hetjax.losses import loss as losses_lib
@@ -137,7 +137,8 @@ class Evaluator:
         metrics_fn: per-example metrics.
         source: a data source; kept in the memory of `device`.
         params: without worker axis; only for shapes.
-        device: where parameters given to `__call__` lie.
+        place: where parameters given to `__call__` lie.
+        layout: of the arrays there, where it is a slice.
         named: what the metrics may ask for.
         on_batch: called before each batch.
         num_readers: threads or processes that read the source, as `data.readers`.
@@ -153,8 +154,9 @@ class Evaluator:
         metrics_fn: MetricsFn,
         source: Any,
         params: types.PyTree,
-        device: jax.Device,
+        place: mesh.Place,
         *,
+        layout: mesh.Layout | None = None,
         named: types.Named = types.UNNAMED,
         on_batch: Callable[[], None] = lambda: None,
         num_readers: int | str = 1,
@@ -163,16 +165,18 @@ class Evaluator:
     ) -> None:
         self._on_batch, self._num_done, self._source = on_batch, 0, source
         self._feed = choosing.evaluation_feed(
-            source, device, num_readers=num_readers, progress=progress
+            source, place, num_readers=num_readers, progress=progress
         )
         ids = np.arange(len(source), dtype=np.int32)
-        batch_size = min(batch_size, len(ids))
+        ways = layout.mesh.shape.get(mesh.DATA_AXIS, 1) if layout else 1
+        batch_size = min(batch_size, -(-len(ids) // ways)) * ways
         padding = passes.filling(ids[: -len(ids) % batch_size])  # no copies: metrics may compare
         self._rows = np.concatenate([ids, padding]).reshape(-1, batch_size)
         first = self._feed.load(0, self._rows[0])
         frozen = named_lib.frozen_of(metrics_fn, named.frozen)
-        self._named = named = named._replace(frozen=jax.device_put(frozen, device))
-        self._functions = _check_metrics(metrics_fn, params, first, named)
+        self._named = named = named._replace(frozen=mesh.put(frozen, place, layout))
+        with slices.seen(layout, alike=True):
+            self._functions = _check_metrics(metrics_fn, params, first, named)
 
         def sums(params: types.PyTree, microbatch: types.Microbatch, named: types.Named) -> Any:
             made = _sums(metrics_fn, params, microbatch, named)
@@ -184,10 +188,11 @@ class Evaluator:
         if executor.is_eager():
             executor.shapes(sums, params, first, named)
         else:  # by what is computed now: what the function reads from outside may have changed
-            self._program = digests.of_programs((sums, (params, first, named)))
-        self._add = _adder(metrics_fn, program=self._program)
+            with slices.seen(layout, alike=True):
+                self._program = digests.of_programs((sums, (params, first, named)))
+        self._add = _adder(metrics_fn, program=self._program, layout=layout)
         if self._program:  # else there is nothing to compile
-            placed = jax.device_put(params, device)
+            placed = mesh.put(params, place, layout)
             jax.block_until_ready(self._add(placed, first, self._zeros, named))
 
     def digests(self, name: str) -> dict[str, str]:
@@ -264,12 +269,14 @@ def _parts(value: Any) -> tuple[Any, ...]:
 
 
 @_once_a_function
-def _adder(metrics_fn: MetricsFn, program: str) -> Callable[..., Any]:
+def _adder(metrics_fn: MetricsFn, program: str, layout: mesh.Layout | None) -> Callable[..., Any]:
     """`(params, microbatch, totals) -> (totals, collected)`, jitted; the same for the same
     function, while it computes the same, of which `program` is a digest."""
 
     def add(params: Any, microbatch: types.Microbatch, totals: Any, named: types.Named) -> Any:
-        found, collected = _sums(metrics_fn, params, microbatch, named)
+        with slices.seen(layout):
+            microbatch = slices.spread(microbatch)
+            found, collected = _sums(metrics_fn, params, microbatch, named)
         return jax.tree.map(jnp.add, totals, found), collected
 
     return jax.jit(add)
@@ -294,9 +301,7 @@ def _check_metrics(
         ) from error
     named_lib.tell_of_constants("metrics_fn", program, "def metrics_fn(params, batch, *, frozen)")
     if not isinstance(values, dict):
-        raise ValueError(
-            f"metrics_fn returned {type(values).__name__}; it must return a dict of f32[B]"
-        )
+        raise ValueError(f"metrics_fn returned {type(values).__name__}; must be a dict of f32[B]")
     for name, value in values.items():
         for part in _parts(value):
             if not isinstance(value, types.Collected):

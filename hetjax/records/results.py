@@ -134,9 +134,7 @@ def load(
     if np.ndim(saved.arrays["train/progress_rounds"]):  # of replicas that differ
         model, average = state_lib.mean_of_rows((model, average))
     best = _model(saved, "best_params", "best_model_state") if saved.about["has_best"] else model
-    given = (
-        types.Model(*map(_within, (like, like_state), each)) for each in (model, best, average)
-    )
+    given = (types.Model(*map(_within, (like, like_state), x)) for x in (model, best, average))
     summary = workdir / "summary.json"
     return SavedRun(
         **of_models(*given),

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import optax
 
-from hetjax import executor, gates, ordering, starting, topology, types, wires
+from hetjax import executor, gates, ordering, placement, slices, starting, topology, types, wires
 from hetjax import mesh as mesh_lib
 from hetjax import parts as parts_lib
 from hetjax.cluster import emulate
@@ -46,6 +46,7 @@ def build(
     by_name: named_lib.Beside,
     communicator: communicator_lib.Communicator | None,
     several: bool,
+    shard: Any = None,
 ) -> setup_lib.Setup:
     """Checks what only the data and the devices can tell, and makes what a run needs.
 
@@ -60,6 +61,7 @@ def build(
         by_name: what the loss may ask for.
         communicator: another run's, of the same processes.
         several: whether the run has several processes.
+        shard: as for `fit`.
 
     Raises:
         ValueError: more workers than devices, a loss that is not one number an example, a trace
@@ -69,15 +71,19 @@ def build(
     config, chosen = given.config, given.parts
     num_workers = config.cluster.num_workers
     where, own = place_workers(config), owned.Owned(source, config.data.sharing, several=several)
+    model_state = _state_of(loss_fn, chosen.reducer)
+    of_model = params, by_name.frozen, model_state
+    layout = slices.layout(config.slices, where, shard, loss_fn, *of_model)
+    where = dataclasses.replace(where, layout=layout)
     if config.form == executor.EAGER and where.leads and communicator is None:
         logger.info(executor.TOLD)
     trace = replay.read_trace(config.replay, num_workers) if config.replay else None
     feeding.check(config, source, chosen, leads=where.leads or own.part is not None)
 
     first, keys = feeding.first_examples(config, source, per_example_rng=per_example_rng)
-    model_state = _state_of(loss_fn, chosen.reducer)
     of_loss = loss_fn, params, optimizer, first, keys, by_name.named
-    tried = _try(given, *of_loss, leads=where.leads)
+    with slices.seen(layout):
+        tried = _try(given, *of_loss, leads=where.leads)
     rule, observer = tried.rule, tried.observer
 
     # What the rounds are made of.
@@ -105,6 +111,7 @@ def build(
         averages=config.ema > 0,
         memory_rows=setup_lib.memory_rows(config, observer),
         mesh=where.mesh,
+        layout=layout,
     )
     setup = setup_lib.Setup(
         config,
@@ -194,33 +201,34 @@ def _try(
     return _Tried(changes_state, passes, rule, observer, seen if looks else None)
 
 
-def _meet(where: mesh_lib.Placement, reducer: topology.Reducer) -> communicator_lib.Communicator:
+def _meet(where: placement.Placement, reducer: topology.Reducer) -> communicator_lib.Communicator:
     """How the processes meet; says which devices are idle, and that a single worker gossips."""
     num_workers, num_devices = len(where.devices), jax.device_count()
     on_cpu = where.mesh is not None and jax.default_backend() == "cpu"
-    if on_cpu and where.leads and num_workers < num_devices:
+    used = 0 if where.mesh is None else where.mesh.size
+    if on_cpu and where.leads and used < num_devices:
         logger.warning(
             f"{num_workers} worker(s) on {num_devices} CPU devices: the others are idle, and make "
-            f"rounds slower. Call hetjax.use_cpu_workers({num_workers}) before JAX is first used"
+            f"rounds slower. Call hetjax.use_cpu_workers({used}) before JAX is first used"
         )
     reducer.tell_if_alone(num_workers)
     return backends.make(where.mesh, num_workers)
 
 
-def place_workers(config: config_lib.ExperimentConfig) -> mesh_lib.Placement:
+def place_workers(config: config_lib.ExperimentConfig) -> placement.Placement:
     """On a device each, or all on the first one."""
     num_workers = config.cluster.num_workers
     if (own := runtime.current().membership) is not None:
-        mesh = mesh_lib.make_worker_mesh(1)
-        devices = [mesh.devices[0]] * num_workers
-        return mesh_lib.Placement(mesh, devices, [own.process_id], lambda: own.leads)
+        mesh = mesh_lib.make_worker_mesh(1, slices=slices.sizes(config, 1))
+        devices = [mesh.devices.flat[0]] * num_workers
+        return placement.Placement(mesh, devices, [own.process_id], lambda: own.leads)
     if config.local == "virtual":
-        return mesh_lib.Placement(None, [jax.devices()[0]] * num_workers, list(range(num_workers)))
+        return placement.Placement(None, [jax.devices()[0]] * num_workers, list(range(num_workers)))
     if platforms := config.cluster.platforms:
         devices = mesh_lib.devices_of(platforms, num_workers)
-        return mesh_lib.Placement(None, devices, list(range(num_workers)))
-    mesh = mesh_lib.make_worker_mesh(num_workers)
-    return mesh_lib.Placement(mesh, list(mesh.devices), mesh_lib.own_workers(mesh))
+        return placement.Placement(None, devices, list(range(num_workers)))
+    mesh = mesh_lib.make_worker_mesh(num_workers, slices=slices.sizes(config, num_workers))
+    return placement.Placement(mesh, mesh_lib.worker_devices(mesh), mesh_lib.own_workers(mesh))
 
 
 def _check_more(
@@ -228,9 +236,7 @@ def _check_more(
 ) -> None:
     """Refuses kinds of rounds that an order or a checkpoint cannot have."""
     if setup_lib.MAIN in more_rules:
-        raise ValueError(
-            f"rules: {setup_lib.MAIN!r} is the name of the run's own rule; give that as rule="
-        )
+        raise ValueError(f"rules: {setup_lib.MAIN!r} is the run's own rule; give it as rule=")
     if more_rules and observer is not None:
         raise ValueError(
             f"rules: {', '.join(more_rules)} find no signs of examples, which the order needs: "

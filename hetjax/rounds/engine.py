@@ -15,7 +15,8 @@ import jax
 import numpy as np
 import optax
 
-from hetjax import compiled, executor, starting, types
+from hetjax import compiled, executor, slices, starting, types
+from hetjax import mesh as mesh_lib
 from hetjax.comm import allgather_work, broadcast_once, join, runtime
 from hetjax.comm import key_value_store as store_lib
 from hetjax.config import experiment as config_lib
@@ -46,6 +47,7 @@ class Engine:
         beside: another engine, whose rounds take turns with this one's on the same workers.
         by_name: what the loss may ask for; None: what the scope has.
         optimizer: of a `Run`, whose rounds update.
+        shard: as for `fit`.
         **fields: fields of the configuration, groups as dicts; parts as objects, names or dicts.
 
     Raises:
@@ -70,12 +72,16 @@ class Engine:
         beside: "Engine | None" = None,
         by_name: named_lib.Beside | None = None,
         optimizer: optax.GradientTransformation | None = None,
+        shard: Any = None,
         **fields: Any,
     ) -> None:
         join.check_joined()
         self.begins = begins or starting.Starting()
+        point = mesh_lib.auto(point)
         inputs.check(loss_fn, point)
-        given = arguments.configuration(config, fields, workers=workers, rule=rule, more=rules)
+        given = arguments.configuration(
+            config, fields, workers=workers, rule=rule, more=rules, shard=shard
+        )
         debug = given.config.debug or executor.is_eager()
         self.config, self.recorded = dataclasses.replace(given.config, debug=debug), given.recorded
         compiled.keep(self.config.compilation_cache)
@@ -95,6 +101,7 @@ class Engine:
         self.setup: setup_lib.Setup = build.build(
             *self._given,
             given=given._replace(config=self.config),
+            shard=shard,
             several=several,
             per_example_rng=per_example_rng,
             more_rules=rules or {},
@@ -132,7 +139,8 @@ class Engine:
         """Of what the rounds depend on beside the configuration, by name; JSON values."""
         setup = self.setup
         more = setup.programs.main.rule, setup.per_example_rng, setup.by_name
-        made = fingerprint.make(*self._given, self.config, *more)
+        with slices.seen(setup.where.layout, alike=True):
+            made = fingerprint.make(*self._given, self.config, *more)
         return fingerprint.of_parts(made, setup.feed.own)
 
     def __enter__(self) -> Self:

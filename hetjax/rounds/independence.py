@@ -61,7 +61,7 @@ def check(
     why, way = _ALONE if is_needed else ("loss_over='example'", "loss_over='microbatch'")
     began, where = time.perf_counter(), setup.where
     rows = mesh_lib.add_worker_axis(moved(mesh_lib.own_row(shared.params)), where.num_rows)
-    points = mesh_lib.place(rows, where.mesh), shared.params
+    points = where.place(rows), shared.params
     keys = stepped.pass_keys(setup.rng, where)
     feed, drawn = _drawn(setup, *setup.looks_at)
     starts = np.arange(len(where.devices) + 1)
@@ -105,7 +105,7 @@ def _drawn(setup: setup_lib.Setup, source: Any, first: types.PyTree) -> tuple[An
     rng, size = np.random.default_rng(0), setup.config.microbatch_size
     feed, some = setup.feed, rng.choice(len(source), min(len(source), _SAMPLE), replace=False)
     if setup.feed.reads_ahead:
-        feed, some = _First(sources.ArraySource(first), setup.where.devices), np.arange(size)
+        feed, some = _First(sources.ArraySource(first), setup.where.places), np.arange(size)
     rare = some[np.argsort(-_rarity(source, some), kind="stable")[: 2 * size]]
     ids = np.array(
         [
@@ -139,7 +139,7 @@ def _sums(found: Any) -> list[np.ndarray]:
     not finite."""
 
     def on_host(leaf: jax.Array) -> np.ndarray:
-        return np.concatenate([np.asarray(part.data) for part in leaf.addressable_shards])
+        return np.concatenate([np.asarray(row) for row in mesh_lib.worker_rows(leaf)])
 
     found = packing.unpack(jax.tree.map(on_host, found))
     sums, is_finite = found.sums, found.tally.nonfinite_microbatch < 0

@@ -49,8 +49,9 @@ class Maker:
         if not communicator.has_collectives and (has_more or not sums.meet_before):
             raise ValueError(self._refusal(rule))
         # The gathering and the sums of several processes take contributions as they are.
-        packed = setup.config.form == "stepped" and communicator.alone
-        begin = sync.make_begin(steps, mesh, packed=packed)
+        where = setup.where
+        packed = setup.config.form == "stepped" and communicator.alone and where.layout is None
+        begin = jitted.InPlace(sync.make_begin(steps, mesh, packed=packed), None, where.of_rows)
         # In one program with the update, where nothing stands between them. Gossip has no sum over
         # the workers there, and XLA would round in another way.
         late = packed and mesh is not None and optimizer is not None and one_pass
@@ -60,7 +61,7 @@ class Maker:
             rule=rule,
             updates=optimizer is not None,
             local=_make_local(self, steps, signed=observer is not None, finishes=not late),
-            begin=executor.compiled(jax.jit(begin, out_shardings=mesh_lib.worker_sharding(mesh))),
+            begin=lambda *given: begin.call(*given),
             sync=_make_sync(setup, rule, steps, observer, optimizer, sums, finishes=late),
             sums=sums,
             steps=steps,
@@ -107,7 +108,8 @@ def _make_sums(common: Maker, rule: rules.LocalRule) -> communicator_lib.Sums:
     if rule.traits.weighs_itself:
         in_one_unit = not rule.traits.by_share or setup.config.data.sharing == "shared"
     if reducer.is_plain_sum and in_one_unit and not communicator.alone:
-        return communicator.sums(rules.contribution_shapes(rule, *common.model), reducer.wire)
+        shapes = rules.contribution_shapes(rule, *common.model)
+        return communicator.sums(shapes, reducer.wire, setup.where.layout)
     return communicator_lib.Sums()
 
 
@@ -137,12 +139,17 @@ def _make_sync(
         rounds_an_epoch=setup.rounds_an_epoch,
     )
     synchronise = sync.make_sync(how, steps, mesh=where.mesh, observer=observer, finishes=finishes)
-    options: dict[str, Any] = {}
-    if where.mesh is not None and len(where.own) < where.mesh.size:
-        rows, whole = mesh_lib.worker_sharding(where.mesh), mesh_lib.everywhere(where.mesh)
-        placed: Any = rows, rows, whole, whole, rows, rows, rows
-        options["out_shardings"] = sync.Synchronised(*placed)
-    return jitted.InPlace(synchronise, None if sums.meet_before else 1, **options)
+    lay = None
+    if where.mesh is not None and (where.layout or len(where.own) < where.num_rows):
+        whole = mesh_lib.everywhere(where.mesh)
+
+        def lay(made: sync.Synchronised) -> Any:
+            placed: dict[str, Any] = {name: where.of_rows(x) for name, x in made._asdict().items()}
+            return sync.Synchronised(**(placed | {"metrics": whole, "flips": whole}))
+
+    # Without an update, counts alone come back of what is laid, and lie elsewhere.
+    is_kept = sums.meet_before or (lay is not None and optimizer is None)
+    return jitted.InPlace(synchronise, None if is_kept else 1, lay)
 
 
 def _make_local(

@@ -224,7 +224,7 @@ def from_train(train: Any, setup: setup_lib.Setup) -> types.TrainState:
         rows = fitted(rows, 1)
     given = fitted(rows, num_workers)
     kept = {name: _repeated(getattr(own, name), rows) for name, rows in setup.kept_rows.items()}
-    return mesh_lib.place(given._replace(**kept), setup.where.mesh)
+    return setup.where.place(given._replace(**kept))
 
 
 def from_arrays(
@@ -262,7 +262,7 @@ def from_arrays(
             if setup.where.leads or setup.where.leading is not None:
                 logger.info(f"what the rule keeps for {whose} begins {told}")
         kept[name] = like if is_other else found
-    train = mesh_lib.place(rows._replace(**kept), setup.where.mesh)
+    train = setup.where.place(rows._replace(**kept))
     best = best_from_arrays(arrays, one, setup) if saved.about["has_best"] else None
     return fresh._replace(train=train, rounds=rounds_from_arrays(saved, fresh.rounds, setup)), best
 

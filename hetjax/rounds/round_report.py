@@ -5,6 +5,7 @@ A `Report` is read when a number is asked for; `read` waits for it then and make
 computes.
 """
 
+import contextlib
 import functools
 import math
 import time
@@ -233,10 +234,12 @@ class Report:
         of_worker = state.params, state.kept._replace(memory=())
         own = setup.where.rows(of_worker)[setup.where.own.index(worker)]
         params, kept = trees.first_row(own)
-        (frozen,) = mesh_lib.copies(setup.frozen, [setup.where.devices[worker]])
+        (frozen,) = mesh_lib.copies(setup.frozen, [setup.where.places[worker]])
         pass_index = int(plan.local.assigned.passes[worker])
         shared = types.shared(params, plan.given, kept, frozen)
-        with named_lib.scope(shared.named):
+        of_slice = setup.where.layout and setup.where.places[worker].mesh
+        seen = jax.set_mesh(of_slice) if of_slice else contextlib.nullcontext()
+        with named_lib.scope(shared.named), seen:
             return nonfinite.cause(
                 plan.programs.rule,
                 lambda ids: setup.feed.load(worker, ids, pass_index),

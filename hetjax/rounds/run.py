@@ -13,7 +13,7 @@ import jax
 import numpy as np
 import optax
 
-from hetjax import digests, executor, types
+from hetjax import digests, executor, slices, types
 from hetjax import mesh as mesh_lib
 from hetjax.checkpoints import checkpoint
 from hetjax.comm import allgather_work
@@ -362,7 +362,7 @@ class Run(engine.Engine):
             done[start : start + count] = ids[start : start + count]
         counted = packing.unpack(jax.device_get(found.sums.metrics))
         is_finite = bool(np.all(counted.nonfinite_microbatch < 0))
-        with executor.of(self.config.form):
+        with executor.of(self.config.form), slices.seen(self.setup.where.layout):
             found_in = train.params, found.sums.mean, done, self.named(train)
             handed = passes.handed(*found_in, is_finite=is_finite)
         self.clock.closes()

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from hetjax import executor, gates, ordering, quota, trees, types, wires
+from hetjax import executor, gates, ordering, placement, quota, trees, types, wires
 from hetjax import mesh as mesh_lib
 from hetjax import parts as parts_lib
 from hetjax.checkpoints import leaves
@@ -123,7 +123,7 @@ class Setup:
     config: config_lib.ExperimentConfig
     loss_fn: losses_lib.LossFn
     per_example_rng: bool
-    where: mesh_lib.Placement
+    where: placement.Placement
     methods: Methods
     speeds: Speeds
     stream: stream_lib.Stream
@@ -143,12 +143,12 @@ class Setup:
     @functools.cached_property
     def frozen(self) -> types.PyTree:
         """What losses are given as such, on the devices."""
-        return mesh_lib.place_once(self.by_name.frozen, self.where.mesh)
+        return mesh_lib.place_once(self.by_name.frozen, self.where.mesh, self.where.layout)
 
     @property
     def own_named(self) -> types.Named:
-        """What losses may ask for before the first round, on this process's first device."""
-        (frozen,) = mesh_lib.copies(self.frozen, [self.where.own_device])
+        """What losses may ask for before the first round, on this process's first worker."""
+        (frozen,) = mesh_lib.copies(self.frozen, [self.where.own_place])
         return types.Named(frozen, self.by_name.values.begun)
 
     @property

@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 from hetjax import executor, trees, types
 from hetjax import mesh as mesh_lib
 from hetjax.liveness import blocking_waits
-from hetjax.local import rules
+from hetjax.local import jitted, rules
 from hetjax.losses import stateful
 from hetjax.ordering import ordering
 
@@ -31,6 +31,7 @@ def make_train_state(
     values: types.PyTree = (),
     averages: bool = False,
     memory_rows: int = 0,
+    layout: mesh_lib.Layout | None = None,
 ) -> types.TrainState:
     """The state before the first round: the same parameters on every worker.
 
@@ -45,12 +46,21 @@ def make_train_state(
         values: what losses are given as `values`, without worker axis.
         averages: whether an average of both is kept.
         memory_rows: of the observer's memory; 1 where all workers share it, 0: W.
+        layout: of the arrays on each worker's slice, if it has one.
     """
+    keeps = rule is not None and rule.traits.keeps_worker
+
+    def begun(params: types.PyTree) -> tuple[types.PyTree, types.PyTree]:
+        """The states of the optimiser and of the rule."""
+        of_optimizer = () if optimizer is None else optimizer.init(params)
+        return of_optimizer, rule.init(params) if rule is not None and keeps else ()
+
+    opt_state, worker = begun(params) if layout is None else ((), ())
     row = types.TrainState(
         params=params,
-        opt_state=() if optimizer is None else optimizer.init(params),
+        opt_state=opt_state,
         memory=(),
-        worker=rule.init(params) if rule is not None and rule.traits.keeps_worker else (),
+        worker=worker,
         progress_rounds=np.zeros((), np.float32),
         model_state=model_state,
         average=begun_average(params, model_state) if averages else (),
@@ -60,7 +70,13 @@ def make_train_state(
     memory = () if observer is None else observer.init(params)
     rows = mesh_lib.add_worker_axis(row, num_workers)
     memory = mesh_lib.add_worker_axis(memory, memory_rows or num_workers)
-    return mesh_lib.place(rows._replace(memory=memory), mesh)
+    state = mesh_lib.place(rows._replace(memory=memory), mesh, layout)
+    if layout is None:
+        return state
+    # No device holds a whole array of the optimiser's state, not even now.
+    program = jitted.InPlace(jax.vmap(begun), None, layout.of_rows)
+    opt_state, worker = program.call(state.params)
+    return state._replace(opt_state=opt_state, worker=worker)
 
 
 def begun_average(params: types.PyTree, model_state: types.PyTree) -> types.Model:
@@ -174,7 +190,7 @@ def own_mean(params: types.PyTree) -> types.PyTree:
     def of_leaf(leaf: jax.Array) -> Any:
         if not jax.dtypes.issubdtype(leaf.dtype, np.inexact):
             return jax.device_get(mesh_lib.own_row(leaf))
-        return mean_of_rows(np.concatenate([np.asarray(x.data) for x in leaf.addressable_shards]))
+        return mean_of_rows(np.concatenate(list(map(np.asarray, mesh_lib.worker_rows(leaf)))))
 
     return jax.tree.map(of_leaf, params)
 

@@ -121,11 +121,27 @@ def _on_mesh(body: SyncFn, mesh: Mesh, finish: Callable | None) -> SyncFn:
 
     rows, whole = P(mesh_lib.WORKER_AXIS), P()
     placed: Any = rows, rows, whole, rows, rows, rows, rows
+    in_specs = rows, rows, whole, whole, whole, whole
+    return _on_workers(synchronise, mesh, in_specs, Synchronised(*placed))
+
+
+def _on_workers(body: Callable, mesh: Mesh, in_specs: Any, out_specs: Any) -> Callable:
+    """The body for each worker's row `[1, ...]`; within a worker, JAX finds how it is computed."""
+    if mesh.shape[mesh_lib.WORKER_AXIS] == 1 and len(mesh.axis_names) > 1:
+        # XLA cannot add up over an axis of size 1, beside others (JAX 0.10.2).
+        @functools.wraps(body)
+        def of_one(*given: Any) -> Any:
+            with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+                of_rows = jax.vmap(body, None, axis_size=1, axis_name=mesh_lib.WORKER_AXIS)
+                return trees.first_row(of_rows(*given))
+
+        return of_one
     return jax.shard_map(
-        synchronise,
+        body,
         mesh=mesh,
-        in_specs=(rows, rows, whole, whole, whole, whole),
-        out_specs=Synchronised(*placed),
+        axis_names={mesh_lib.WORKER_AXIS},
+        in_specs=in_specs,
+        out_specs=out_specs,
         check_vma=False,  # an optimiser's own `cond` may mix constants with what varies by worker
     )
 
@@ -148,9 +164,8 @@ def _begin_rows(steps: rules.LocalSteps) -> Callable:
             return jax.vmap(begin, (0, 0, None))(params, kept, given)
         kept = kept._replace(memory=trees.first_row(kept.memory))
         shared: Any = types.Carried(0, 0, None, 0)  # type: ignore[arg-type]
-        begun = jax.vmap(begin, (0, types.Kept(None, 0, 0, 0, 0), None), shared)(
-            params, kept, given
-        )
+        each = jax.vmap(begin, (0, types.Kept(None, 0, 0, 0, 0), None), shared)
+        begun = each(params, kept, given)
         return begun._replace(evidence=trees.add_row_axis(begun.evidence))
 
     return begin_all
@@ -171,9 +186,7 @@ def make_begin(steps: rules.LocalSteps, mesh: Mesh | None, *, packed: bool = Fal
         return packing.pack(carried) if packed else carried
 
     rows = P(mesh_lib.WORKER_AXIS)
-    return jax.shard_map(
-        body, mesh=mesh, in_specs=(rows, rows, P()), out_specs=rows, check_vma=False
-    )
+    return _on_workers(body, mesh, (rows, rows, P()), rows)
 
 
 def make_new_pass(observer: ordering.Observer) -> Callable:

@@ -10,8 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from hetjax import executor, types
-from hetjax import mesh as mesh_lib
+from hetjax import cpu_workers, executor, types
 from hetjax.liveness import blocking_waits
 from hetjax.local import calls
 from hetjax.rounds import independence, planning, run_state, sync
@@ -88,7 +87,7 @@ def of_sums(
 def _touch_memory(setup: setup_lib.Setup) -> None:
     if setup.company.communicator.keeps_memory and setup.where.own_device.platform == "cpu":
         copy = sum(leaf.nbytes for leaf in jax.tree.leaves(setup.begun.params))
-        mesh_lib.touch_memory(copy // len(setup.where.devices) * len(setup.where.own))
+        cpu_workers.touch_memory(copy // len(setup.where.devices) * len(setup.where.own))
 
 
 def _wait(sums: sync.Synchronised) -> None:

@@ -70,9 +70,7 @@ def d_psgd(graph: graphs.Graph | graphs.PeriodicGraph) -> Gossip:
         partners = np.array(graph.phases, int).reshape(-1, graph.num_workers)
         period = max(len(partners), 1)
         weights = np.full(partners.shape, 0.5)
-        return Gossip(
-            partners, weights, lambda round: np.arange(period) == round % period, False, gap
-        )
+        return Gossip(partners, weights, lambda r: np.arange(period) == r % period, False, gap)
     partners = _partners(matchings.decompose_matchings(graph.edges, graph.num_workers), graph)
     workers = np.arange(graph.num_workers)
     weights = np.where(partners == workers, 0.0, matrices[0][workers, partners])

@@ -114,5 +114,5 @@ def check_size(what: str, found: int, num_workers: int) -> None:
     """Refuses what was made for another number of workers than the run or cluster has."""
     if found != num_workers:
         raise ValueError(
-            f"{what} has {found} workers and the cluster {num_workers}, must be the same"
+            f"{what} has {found} workers, must have those of the cluster, {num_workers}"
         )

@@ -30,6 +30,8 @@ def all_reduce() -> Reduction:
     """The sum over all workers, by `psum`: one global gradient, replicas stay equal."""
 
     def collective(sums: PyTree, axis_name: str) -> PyTree:
+        if len(jax.sharding.get_abstract_mesh().axis_names) > 1:  # of slices: leaves stay cut
+            return jax.lax.psum(sums, axis_name)
         return _bucketed(lambda x: jax.lax.psum(x, axis_name), sums)
 
     return Reduction(collective, lambda sums: jax.tree.map(_sum_of_rows, sums))

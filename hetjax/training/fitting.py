@@ -131,6 +131,9 @@ def fit(
             `reducer` and `gate` are each a part, such as `hetjax.quota.adaptive(min_gain=0.05)`,
             a name, or a dict whose first field may be a part; `cluster` is an
             `emulate.EmulatedCluster` or a dict. By default there is a worker for each device.
+            With `slices={"data": 2, "model": 2}`, axes and their sizes, a worker is several
+            devices; `shard` says how arrays lie on them: a pytree of `PartitionSpec`, a function
+            of path and shape, or `hetjax.slices.fsdp()`.
 
     Returns:
         Last and best parameters, state, summary and history.
@@ -162,6 +165,7 @@ def fit(
     started = time.perf_counter()
     if params is None and init_state is not None:
         params = jax.device_get(mesh_lib.own_row(results.train_of(init_state).params))
+    params, model_state, frozen = mesh_lib.auto((params, model_state, frozen))
     written = _checked(optimizer, callbacks, writers, resume)
     loss_fn = stateful.of(loss_fn, model_state, state_reduce)
     source, directory = sources.as_source(source), workdir_lib.absolute(workdir)

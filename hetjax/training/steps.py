@@ -195,7 +195,7 @@ class Training(task_lib.Task):
                 rows = types.Model(rows, train.model_state)
             replica = state_lib.worker_row((rows, train.values), worker)
             if self.evaluate:
-                placed = jax.device_put(replica, self.setup.where.own_device)
+                placed = self.setup.where.put(replica)
                 after = f"{self._evaluated_at} rounds, worker {worker}"
                 found.append(self.evaluate(*placed, after=after))
         return evaluations.worst(self.evaluate.names, found)

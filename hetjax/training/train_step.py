@@ -111,6 +111,8 @@ def make_train_step(
     reducer_part, order = kinds.resolve("reducer", reducer), kinds.resolve("ordering", ordering)
     if lines := list(kinds.of_two(order, reducer_part)):
         raise ValueError("\n".join(lines))
+    if len(mesh.axis_names) > 1:
+        raise ValueError(f"mesh: got {dict(mesh.shape)}; {_NAME} has workers of one device each")
     observer = _observer_of(order, mesh.size, microbatch_size, max_microbatches)
     reducer_part.tell_if_alone(mesh.size)
     reduction = reducer_part.for_run(topology.RunFacts(mesh.size))

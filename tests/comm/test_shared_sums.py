@@ -23,7 +23,7 @@ LIKE = {"w": jnp.zeros((3, 5)), "b": jnp.zeros(())}
 
 def made(mesh, across=None):
     file = shared_sums.file_of_machine(mesh, LIKE, ALONE)
-    return shared_sums.SharedSums(file, mesh, LIKE, ALONE, across)
+    return shared_sums.SharedSums(file, mesh, LIKE, None, ALONE, across)
 
 
 def contributed(mesh, seed):
@@ -90,7 +90,7 @@ class TwoMachines:
 
     def __init__(self, mesh):
         there = types_lib.SimpleNamespace(process_index=1)
-        self.size, self.devices = 3, [*mesh.devices, there]
+        self.shape, self.devices = {"worker": 3}, np.array([*mesh.devices, there])
 
 
 def test_a_machine_adds_up_its_own_workers_and_then_those_of_the_others(monkeypatch):
@@ -148,11 +148,14 @@ def test_what_does_not_fit_is_left_to_the_collectives(like, most_bytes, monkeypa
 class Gpus:
     """A mesh of two processes with a GPU each, as the first of them sees it."""
 
-    size = 2
-    devices = [  # noqa: RUF012
-        types_lib.SimpleNamespace(platform="gpu", local_hardware_id=0, process_index=process)
-        for process in (0, 1)
-    ]
+    shape = types_lib.MappingProxyType({"worker": 2})
+    devices = np.array(
+        [
+            types_lib.SimpleNamespace(platform="gpu", local_hardware_id=0, process_index=process)
+            for process in (0, 1)
+        ]
+    )
+    local_devices = devices[:1].tolist()
 
 
 @pytest.mark.parametrize(("other", "share"), [("3", True), ("1", False)])

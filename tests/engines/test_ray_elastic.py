@@ -17,6 +17,7 @@ import pytest
 
 import hetjax
 from tests.launcher import launches
+from tests.rounds import slice_problems
 
 pytestmark = [
     pytest.mark.engines,
@@ -198,6 +199,45 @@ REFUSED = [
     {"data": {"sharing": "private"}},
     {"local": "virtual"},
 ]
+
+
+def train_slices(directory):
+    """The first has one device, the others two and four; who comes again has four."""
+    jax.config.update("jax_enable_x64", True)
+    rank = hetjax.join_processes().process_id
+    started = directory / f"pid-{rank}"
+    hetjax.use_cpu_workers(4 if started.exists() else 2**rank)
+    started.write_text(str(os.getpid()))
+
+    def on_round(report):
+        mark = directory / "killed"
+        if report.round >= 5 and not mark.exists():
+            mark.touch()
+            os.kill(int((directory / "pid-1").read_text()), signal.SIGKILL)
+        if '"joined"' not in (directory / "run/metrics.jsonl").read_text():
+            time.sleep(0.3)  # so that it joins before the end
+
+    more = {"shape": "what is left", "proportions": (5, 1, 3), "callbacks": [on_round]}
+    found = slice_problems.fit(workdir=directory / "run", **more)
+    (directory / f"shape-{rank}").write_text(
+        json.dumps(found.state.params["out"].sharding.mesh.size)
+    )
+    return found
+
+
+def test_slices_of_unlike_shapes_lose_nothing_where_one_is_killed(tmp_path, float64):
+    result = hetjax.ray.launch(
+        functools.partial(train_slices, tmp_path), [{"CPU": 1}] * 3, elastic=True, max_failures=3
+    )
+    assert [(tmp_path / f"shape-{rank}").read_text() for rank in range(3)] == ["1", "4", "4"]
+    assert {rank for rank, _ in changes(tmp_path)} == {1}
+    told = [result.summary[f"examples_{what}"] for what in ("missing", "duplicated")]
+    assert told == [0, 0]
+    trace = {"local": "virtual", "replay": str(tmp_path / "run/metrics.jsonl"), "workers": 3}
+    with jax.numpy_dtype_promotion("standard"):  # as adamw needs
+        expected = slice_problems.fit(proportions=(5, 1, 3), **trace)
+    for a, b in zip(*map(jax.tree.leaves, (result.params, expected.params)), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-12)
 
 
 def refusals():

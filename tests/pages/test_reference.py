@@ -11,7 +11,7 @@ NAMES = dict(reference.public_names())
 
 
 def test_every_public_name_has_a_page():
-    rooms = ("bilevel", "gates", "ordering", "parts", "quota", "ray", "topology", "writers")
+    rooms = hetjax._ROOMS
     public = {f"hetjax.{name}" for name in hetjax.__all__ if name not in rooms}
     for room in rooms:
         found = vars(getattr(hetjax, room))

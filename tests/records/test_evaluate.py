@@ -127,7 +127,7 @@ def collects(given):
     ("function", "message"),
     [
         (problems.softmax_loss, r"metrics_fn is the function softmax_loss.*\(params, examples\)"),
-        (lambda p, b: b["x"][:, 0], "metrics_fn returned ShapeDtypeStruct; it must return a dict"),
+        (lambda p, b: b["x"][:, 0], "metrics_fn returned ShapeDtypeStruct; must be a dict"),
         (lambda p, b: {"a": (b["x"], b["y"])}, r"'a' as float32\[61, 5\] with weights \w+\[61\]"),
         (lambda p, b: {"a": hetjax.OfMeans(float, b["x"].mean())}, r"'a' as float32\[\]; allowed"),
         (lambda model, b: {"sum": model(b["x"])}, r"no function .*hetjax\.nnx_metrics"),

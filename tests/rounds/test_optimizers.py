@@ -199,7 +199,12 @@ def assert_close(found, wanted):
 WALKED = [
     *((name, "virtual") for name in sorted(FACTORIES.keys() - REFUSED)),
     *((name, "stepped") for name in ("adam", "lookahead", "reduce_on_plateau", "sam")),
+    *(
+        pytest.param(name, "slices", marks=pytest.mark.slow)
+        for name in sorted(FACTORIES.keys() - REFUSED)
+    ),
 ]
+SLICES = {"slices": {"data": 2}, "shard": hetjax.slices.fsdp(min_size=1)}
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")  # Optax's own
@@ -208,7 +213,8 @@ WALKED = [
 def test_rounds_update_as_optax_does(name, local, float64):
     params = params_of(name)
     wanted, state = plain(made(name), params, takes_value=name in TAKES_VALUE)[-1]
-    found = hetjax.fit(loss_fn, params, made(name), DATA, local=local, **FIELDS)
+    more = SLICES if local == "slices" else {"local": local}
+    found = hetjax.fit(loss_fn, params, made(name), DATA, **more, **FIELDS)
     assert found.summary["rounds"] == ROUNDS
     assert_close(jax.tree.map(lambda x: x[0], found.state.params), wanted)
     assert_close(found.params, JUDGED.get(name, lambda state, params: params)(state, wanted))

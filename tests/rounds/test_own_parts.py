@@ -28,7 +28,7 @@ STEPS = {
 CUT = {"cut arrays": {"fields": STATIC}, "cut stream": {"form": "stream", "fields": STREAMED}}
 REFUSED = {
     "few": ({"sizes": [1, 8]}, "data.sharing: process 0 gives its 2 workers, 1 examples"),
-    "weighting": ({"form": "stream"}, "data.weighting: got 'shard'; parts that are streams take"),
+    "weighting": ({"form": "stream"}, "data.weighting: got 'shard'; streams take"),
 }
 
 

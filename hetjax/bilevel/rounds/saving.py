@@ -82,9 +82,8 @@ def from_arrays(run: run_lib.BilevelRun, saved: checkpoint.Saved) -> run_lib.Bil
     levels: dict[str, Any] = {}
     for name, at in fresh.levels.items():
         prefix = f"{name}/"
-        arrays = {
-            n.removeprefix(prefix): a for n, a in saved.arrays.items() if n.startswith(prefix)
-        }
+        items = saved.arrays.items()
+        arrays = {n.removeprefix(prefix): a for n, a in items if n.startswith(prefix)}
         revisits = arrays.pop("revisits")
         about = saved.about | {
             "rounds": saved.about["level_rounds"][name],

@@ -28,6 +28,7 @@ _REFUSED = {
     ),
     "per_example_rng": "the losses of a bilevel problem are given no key",
     "nonfinite": "the sums of one hypergradient belong together; none is left out",
+    **dict.fromkeys(("slices", "shard"), "the workers of a bilevel problem have a device each"),
     "debug": "an estimator traces the losses; debug one level alone, by hetjax.fit",
 }
 _OFF = {"nonfinite": "stop", "debug": False}  # values that are none
