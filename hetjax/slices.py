@@ -25,8 +25,6 @@ __all__ = ["fsdp"]
 
 _LEAST = 1 << 16  # numbers of an array that is worth to be cut
 
-_FSDP = "fsdp"
-
 Shard = Callable[..., P]
 """`(path, shape) -> spec` of an array; one that names `sizes` is given those of the axes."""
 
@@ -59,7 +57,7 @@ def fsdp(*, min_size: int = _LEAST, axis: str = mesh_lib.DATA_AXIS) -> Shard:
         return P(*[None] * longest, axis)
 
     is_default = (min_size, axis) == (_LEAST, mesh_lib.DATA_AXIS)
-    vars(spec)["told"] = _FSDP if is_default else f"{kinds.GIVEN}fsdp of {min_size}, {axis!r}"
+    vars(spec)["told"] = "fsdp" if is_default else f"{kinds.GIVEN}fsdp of {min_size}, {axis!r}"
     return spec
 
 
@@ -174,7 +172,7 @@ def _is_spec(each: Any) -> bool:
 
 def _named(name: str) -> Shard | None:
     """What a configuration names."""
-    if name in ("", _FSDP):
+    if name in ("", "fsdp"):
         return fsdp() if name else None
     with messages.as_mistake("slices.shard: ", after=" Or give 'fsdp', or shard=…"):
         return parts.imported(name)

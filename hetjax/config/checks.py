@@ -171,6 +171,7 @@ def _slices(experiment: groups.ExperimentConfig, parts: kinds.Parts) -> Iterator
         "debug": (experiment.debug, experiment.debug),
         "cluster.platforms": (experiment.cluster.platforms, bool(experiment.cluster.platforms)),
         "reducer.name": (experiment.reducer.name, not parts.reducer.is_plain_sum),
+        "reducer.wire": (parts.reducer.wire, parts.reducer.wire != "float32"),
         "ordering.method": (experiment.ordering.method, parts.ordering.make_observer is not None),
     }
     for name, (value, is_wrong) in has.items():

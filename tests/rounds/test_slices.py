@@ -247,6 +247,10 @@ WRONG = {
     ),
     "virtual": ({"local": "virtual"}, "local: got 'virtual'"),
     "gossip": ({"reducer": "d_psgd"}, "reducer.name: got 'd_psgd'"),
+    "wire": (
+        {"reducer": hetjax.topology.all_reduce(wire="int8")},
+        "reducer.wire: got 'int8', which is refused with slices",
+    ),
     "ring": ({"reducer": "ring"}, "reducer.name: got 'ring'"),  # of one vector
     "order": ({"ordering": "d_grab"}, "ordering.method: got 'd_grab'"),
     "eager": ({"debug": True}, "debug: got True"),
