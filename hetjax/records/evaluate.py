@@ -168,9 +168,10 @@ class Evaluator:
             source, place, num_readers=num_readers, progress=progress
         )
         ids = np.arange(len(source), dtype=np.int32)
-        ways = layout.mesh.shape.get(mesh.DATA_AXIS, 1) if layout else 1
-        batch_size = min(batch_size, -(-len(ids) // ways)) * ways
-        padding = passes.filling(ids[: -len(ids) % batch_size])  # no copies: metrics may compare
+        unit = 64 if layout else 1  # over the devices of slices of any shape, by one program
+        batch_size = min(batch_size, -(-len(ids) // unit) * unit)
+        # Others, not copies of one: metrics may compare.
+        padding = passes.filling(np.resize(ids, -len(ids) % batch_size))
         self._rows = np.concatenate([ids, padding]).reshape(-1, batch_size)
         first = self._feed.load(0, self._rows[0])
         frozen = named_lib.frozen_of(metrics_fn, named.frozen)

@@ -352,8 +352,11 @@ def test_a_small_evaluation_lies_over_the_data_axis_too():
         return {"loss": slice_problems.loss(params, batch, None)}
 
     fields = {"eval_source": slice_problems.data(7), "metrics_fn": metrics, "max_rounds": 1}
-    fit(shape="both", workers=2, **fields)
+    found = fit(shape="both", workers=2, **fields)
     assert {sharding.spec[0] for sharding in seen} == {"data"}
+    given = jax.tree.map(jnp.asarray, (found.params, slice_problems.data(7)))
+    losses = slice_problems.loss(*given, None)
+    assert found.summary["test_loss"] == pytest.approx(float(losses.mean()), rel=1e-5)
 
 
 def test_a_number_that_is_not_finite_is_traced_in_a_loss_that_sees_the_mesh():
