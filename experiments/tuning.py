@@ -215,8 +215,10 @@ class _Timed:
             self._shared = types.Shared(own, (), model_state)
             self._given = examples, rng
             self._device = setup.where.own_device
-            jitted = calls.jit_add(steps).__wrapped__
-            self._program = jitted.lower(self._shared, self._carried, *self._given).compile()
+            (add, *_) = calls.jit_adds(steps, setup.where, marked=False)
+            self._program = add.__wrapped__.lower(
+                self._shared, self._carried, *self._given
+            ).compile()
 
     def lacks_room(self) -> str:
         """That the device has no room for what the program takes; "" where it has, or is silent."""

@@ -76,8 +76,9 @@ class Step:
         )
         microbatch = self.setup.feed.load(0, self._plan.microbatches(0, 1)[0])
         steps = rules.with_observer(self.setup.programs.main.rule, self.setup.methods.observer)
-        shared, add = types.Shared(self._state.params), calls.jit_add(steps).__wrapped__
-        compiled = add.lower(shared, self._carried, microbatch, self._keys[0]).compile()
+        shared = types.Shared(self._state.params)
+        (add, *_) = calls.jit_adds(steps, self.setup.where, marked=False)
+        compiled = add.__wrapped__.lower(shared, self._carried, microbatch, self._keys[0]).compile()
         return params, kept, compiled.memory_analysis().temp_size_in_bytes
 
     def __call__(self) -> tuple[float, float]:

@@ -74,7 +74,8 @@ def bare_loop(
 ) -> Callable[[], None]:
     """The same compiled microbatch calls in threads of its own, one jitted psum and update."""
     axis, num_workers, mesh = mesh_lib.WORKER_AXIS, len(setup.where.devices), setup.where.mesh
-    add = calls.jit_add(rules.with_observer(setup.programs.main.rule))
+    steps = rules.with_observer(setup.programs.main.rule)
+    (add, *_) = calls.jit_adds(steps, setup.where, marked=False)
 
     def update(state: Any, sums: Any) -> tuple[Any, Any]:
         one, mine = jax.tree.map(lambda x: x[0], (state, packing.unpack(sums)))

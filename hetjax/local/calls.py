@@ -59,7 +59,7 @@ def add_eagerly(
     microbatch: types.Microbatch,
     rng: jax.Array,
 ) -> tuple[types.Carried, Any]:
-    """As `jit_add`, eagerly; the rule is mapped over no axis."""
+    """As one of `jit_adds`, eagerly; the rule is mapped over no axis."""
     with executor.of(executor.EAGER):
         shared, own = without_row_axis(shared), trees.first_row(carried)
         added, signs = steps.add(shared, own, microbatch, rng)

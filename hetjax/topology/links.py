@@ -113,6 +113,4 @@ def _in_turn(partners: np.ndarray, copy_secs: float) -> Exchange:
 def check_size(what: str, found: int, num_workers: int) -> None:
     """Refuses what was made for another number of workers than the run or cluster has."""
     if found != num_workers:
-        raise ValueError(
-            f"{what} has {found} workers, must have those of the cluster, {num_workers}"
-        )
+        raise ValueError(f"{what} has {found} workers and the cluster {num_workers}: unequal")

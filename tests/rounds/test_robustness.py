@@ -82,7 +82,7 @@ def test_evaluations_come_as_often_as_asked():
     ("metrics_fn", "message"),
     [
         (lambda p, b: {"loss": jnp.mean(b["y"])}, r"'loss' as float32\[\]"),
-        (lambda p, b: b["y"], "must return a dict"),
+        (lambda p, b: b["y"], "must be a dict"),
     ],
 )
 def test_metrics_of_a_wrong_form_are_refused_before_training(metrics_fn, message):
