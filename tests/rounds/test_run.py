@@ -160,7 +160,7 @@ def test_kinds_of_rounds_have_a_rule_and_a_policy_of_their_own(local, float64):
     ("fields", "message"),
     [
         ({"ordering": {"method": "d_grab"}}, r"rules: product find no signs"),
-        ({"rules": {"main": None}}, r"rules: 'main' is the name"),
+        ({"rules": {"main": None}}, r"rules: 'main' is the run"),
         ({"rules": {"own": LOCAL_SGD}}, r"rules: 'own' keeps"),
     ],
 )

@@ -62,7 +62,7 @@ UPPER, LEVELS = "upper level: ", "a level takes 'shared' or 'private'"
         (upper_is(without_y), "fit_bilevel: the upper loss does not depend on y"),
         (upper_is(with_metrics), f"{UPPER}the loss returns metrics"),
         ({"upper_source": INPUTS | {"weights": np.ones(4)}}, f"{UPPER}loss_fn asks for 'targets'"),
-        ({"lower_source": INPUTS | {"targets": np.ones(5)}}, "lower source: the arrays of a sou"),
+        ({"lower_source": INPUTS | {"targets": np.ones(5)}}, "lower source: arrays of a sou"),
         ({"x": ROWS}, r"x\['weight'\] is PerExample of 'lower' with rows"),
         ({"x": NO_LEVEL}, "is PerExample of 'middle'"),
         ({"x": Learned(*problems.start())}, "x is Learned, and"),
