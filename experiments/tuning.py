@@ -115,6 +115,8 @@ def tune_microbatch(
             processes have joined.
 
     """
+    if fields.get("slices"):
+        raise ValueError("tune_microbatch: slices is given, and a worker of one device is timed")
     loss_fn = stateful.of(loss_fn, model_state, state_reduce)
     source = sources.as_source(source)
     chosen = _checked(loss_fn, len(source), sizes, within, secs)

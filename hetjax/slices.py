@@ -174,7 +174,7 @@ def _named(name: str) -> Shard | None:
     """What a configuration names."""
     if name in ("", "fsdp"):
         return fsdp() if name else None
-    with messages.as_mistake("slices.shard: ", after=" Or give 'fsdp', or shard=…"):
+    with messages.as_mistake("slices.shard: ", after=". Or give 'fsdp', or shard=…"):
         return parts.imported(name)
 
 

@@ -110,6 +110,7 @@ def test_models_with_state_keys_of_examples_and_balanced_orders_are_timed_as_the
     ("options", "message"),
     [
         ({"sizes": (0, 8)}, r"sizes is \(0, 8\); it must hold whole numbers from 1 to the 256"),
+        ({"slices": {"data": 2}}, "slices is given, and a worker of one device is timed"),
         ({"within": 1.0}, r"within is 1\.0; it must be above 0 and below 1$"),
     ],
 )

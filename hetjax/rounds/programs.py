@@ -147,8 +147,8 @@ def _make_sync(
             placed: dict[str, Any] = {name: where.of_rows(x) for name, x in made._asdict().items()}
             return sync.Synchronised(**(placed | {"metrics": whole, "flips": whole}))
 
-    # Without an update, counts alone come back of what is laid, and lie elsewhere.
-    is_kept = sums.meet_before or (lay is not None and optimizer is None)
+    # Without an update, of a slice's arrays counts alone come back, and lie elsewhere.
+    is_kept = sums.meet_before or (where.layout is not None and optimizer is None)
     return jitted.InPlace(synchronise, None if is_kept else 1, lay)
 
 

@@ -140,6 +140,9 @@ def plain(tree):
 def check(reference, loss_fn, params, data, optimizer=OPTIMIZER, bound=1e-12, **fields):
     """A run of three unequal workers against the plain loop; the parameters must have moved."""
     given = {"local": "virtual", **FIELDS, **fields}
+    if given["local"] == "slices":
+        given |= {"local": "stepped", "slices": {"data": 2}}
+        given |= {"shard": hetjax.slices.fsdp(min_size=1)}
     result = hetjax.fit(loss_fn, params, optimizer, data, **given)
     assert [line["quotas"] for line in result.history] == [QUOTAS] * ROUNDS
     wanted = rounds_of(*reference, data, optimizer)

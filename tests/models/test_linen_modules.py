@@ -101,6 +101,9 @@ class Step(nn.Module):
         return nn.Dropout(0.5, deterministic=False)(nn.Dense(4, **F64)(x)), None
 
 
+SLICES = [pytest.param(kind, "slices", marks=pytest.mark.slow) for kind in LINEN]
+
+
 class Together(nn.Module):
     kind: str
 
@@ -110,7 +113,9 @@ class Together(nn.Module):
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of `SelfAttention`
-@pytest.mark.parametrize(("kind", "local"), [*((kind, "virtual") for kind in LINEN), *LOCAL])
+@pytest.mark.parametrize(
+    ("kind", "local"), [*((kind, "virtual") for kind in LINEN), *LOCAL, *SLICES]
+)
 def test_modules_of_linen_train_as_in_a_plain_loop(kind, local, float64):
     module = Together(kind)
     batch = jax.tree.map(lambda leaf: leaf[:1], DATA)

@@ -234,7 +234,11 @@ NNX = {
 
 KEPT = (nnx.BatchStat, Average)
 FIELDS = {"parts": {"wrt": nnx.LoRAParam}, "state": {"kept": KEPT}}
-LOCAL = [("random", "stepped"), ("state", "fused")]
+LOCAL = [
+    ("random", "stepped"),
+    ("state", "fused"),
+    *(pytest.param(kind, "slices", marks=pytest.mark.slow) for kind in NNX),
+]
 
 
 class Beside(nnx.Module):

@@ -76,6 +76,17 @@ def stateful(params, state, batch, rng):
     return losses, {"mean": 0.9 * state["mean"] + 0.1 * batch["x"].mean(0)}
 
 
+def noisy(params, batch, rng):
+    noise = jax.vmap(lambda key: jax.random.normal(key, (problems.FEATURES,)))(rng)
+    hidden = jnp.tanh((batch["x"] + noise) @ params["first"])
+    return problems.softmax_loss(params["last"], {**batch, "x": hidden}, None)
+
+
+def iterable(arrays):
+    rows = [jax.tree.map(lambda leaf, k=k: leaf[k], arrays) for k in range(len(arrays["y"]))]
+    return hetjax.stream(rows, examples_per_epoch=len(rows))
+
+
 def embed(params, batch, rng):
     return batch["x"] @ params["first"], params["last"].T[batch["y"]]
 
@@ -105,6 +116,10 @@ KINDS = {
     "local steps": NAMED | {"rule": hetjax.local_steps({"name": "adam", "learning_rate": 1e-3})},
     "clipped": NAMED | {"rule": hetjax.per_example_clip(1.0)},
     "loss over a round": {"loss_fn": hetjax.batch_loss(embed, contrastive)},
+    "readers": NAMED | {"data": {"feed": "streamed", "readers": 2}},
+    "updates skipped": NAMED | {"nonfinite": "skip_update"},
+    "a key an example": {"loss_fn": noisy, "per_example_rng": True},
+    "an iterable": NAMED | {"as_source": iterable},
     "state": {"loss_fn": stateful, "model_state": {"mean": np.ones(problems.FEATURES)}},
 }
 
@@ -125,10 +140,11 @@ def test_all_that_a_worker_may_do_is_as_on_one_device_each(kind, float64):
         fields = {"loss_fn": linear, "epochs": 3, "workers": 2, "quota": "equal", **KINDS[kind]}
         if "cluster" in fields:
             del fields["workers"]
-        loss_fn, source = fields.pop("loss_fn"), problems.classification(203)
+        loss_fn, arrays = fields.pop("loss_fn"), problems.classification(203)
+        source = fields.pop("as_source", lambda given: given)(arrays)
         fields |= {"microbatch_size": 4, "budget": 8, "progress": False}
-        if kind != "loss over a round":
-            fields["eval_source"] = source
+        if kind not in ("loss over a round", "a key an example"):
+            fields["eval_source"] = arrays
         return hetjax.fit(loss_fn, PARAMS, optax.sgd(0.05, 0.9), source, **fields, **more)
 
     alone = train()
