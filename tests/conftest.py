@@ -70,6 +70,7 @@ _PROMOTING = [
     "rounds.test_signs",
     "rounds.test_slices",  # Optax is not strict
     "rounds.test_slice_processes",
+    "rounds.test_slice_refusals",
     "ordering.test_matrix_free",
 ]
 
